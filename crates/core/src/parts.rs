@@ -1,0 +1,11 @@
+//! What protocols share, as plain values.
+
+pub mod ledger;
+pub mod line;
+pub mod routed;
+pub mod site_set;
+
+pub use ledger::Ledger;
+pub use line::Line;
+pub use routed::Routed;
+pub use site_set::SiteSet;

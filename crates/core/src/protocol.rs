@@ -1,0 +1,393 @@
+//! What a protocol is: one trait, one way in, effects out in order.
+
+use alloc::vec::Vec;
+use core::fmt::{self, Debug, Display};
+use core::hash::Hash;
+use core::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};
+
+/// A protocol at one site: a plain value with no clock, no I/O and no randomness.
+///
+/// Nobody calls the handlers but [`step`] and combinators that wrap a protocol.
+pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
+    /// The name users type.
+    const NAME: &'static str;
+    /// What it can do and what it costs.
+    const PROFILE: Profile;
+
+    /// What its sites say to each other.
+    type Message: Clone + Debug + Ord + Hash + Serialize + DeserializeOwned + Send + 'static;
+    /// Its timers. Arming one again replaces it.
+    type Timer: Copy + Debug + Ord + Hash + Serialize + DeserializeOwned + Send + 'static;
+
+    /// The protocol at `me`, at rest.
+    fn new(me: SiteId, cluster: &Cluster) -> Self;
+
+    /// The site's own number.
+    fn me(&self) -> SiteId;
+    /// Units in `pool`; `None` where it does not exist.
+    fn capacity(&self, pool: PoolId) -> Option<Units>;
+
+    /// A client asks. The demand is feasible; the stamp is newer than anything this site has seen.
+    fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>);
+    /// A holder gives back a part, or with `None` all that is left. Unknown claims are ignored.
+    fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>);
+    /// A waiting claim is given up. Unknown and held claims are ignored.
+    fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>);
+    /// A message arrives. `Err` means that nothing was changed and nothing said.
+    fn on_message(
+        &mut self,
+        from: SiteId,
+        message: Self::Message,
+        out: &mut EffectsOf<Self>,
+    ) -> Result<(), PeerFault>;
+    /// An armed timer fires.
+    fn on_timer(&mut self, _timer: Self::Timer, _out: &mut EffectsOf<Self>) {}
+
+    /// What a waiting claim still waits for; empty for any other claim.
+    fn explain(&self, claim: Stamp) -> Vec<Blocker>;
+    /// Whether it has no claims, owes nothing and waits for nothing.
+    fn is_at_rest(&self) -> bool;
+    /// Asserts what must always hold locally.
+    fn audit(&self) {}
+}
+
+/// The effects of a protocol, by its name instead of its types.
+pub type EffectsOf<P> = Effects<<P as Protocol>::Message, <P as Protocol>::Timer>;
+/// The inputs of a protocol, by its name instead of its types.
+pub type InputOf<P> = Input<<P as Protocol>::Message, <P as Protocol>::Timer>;
+/// One effect of a protocol, by its name instead of its types.
+pub type EffectOf<P> = Effect<<P as Protocol>::Message, <P as Protocol>::Timer>;
+
+/// What enters a protocol.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Input<M, T> {
+    /// A client asks; the stamp comes from [`Clock::next_stamp`].
+    Claim {
+        /// The claim's identity.
+        claim: Stamp,
+        /// What it asks for.
+        demand: Demand,
+    },
+    /// A holder gives back.
+    Release {
+        /// Whose units.
+        claim: Stamp,
+        /// Which of them; all that are left where there is none.
+        part: Option<Demand>,
+    },
+    /// A client gives up waiting.
+    Withdraw {
+        /// The claim that ends.
+        claim: Stamp,
+    },
+    /// A message arrives.
+    Deliver {
+        /// The site that sent it.
+        from: SiteId,
+        /// That site's clock when it did.
+        clock: u64,
+        /// What it says.
+        message: M,
+    },
+    /// A timer fires.
+    Fire {
+        /// Which.
+        timer: T,
+    },
+}
+
+/// What leaves a protocol. Whoever drives it carries out all effects, in order, before the next
+/// input.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Effect<M, T> {
+    /// Tell another site.
+    Send {
+        /// To whom.
+        to: SiteId,
+        /// This site's clock at that moment.
+        clock: u64,
+        /// What.
+        message: M,
+        /// The claim that this message is charged to.
+        serves: Option<Stamp>,
+    },
+    /// The claim is held from now on.
+    Grant {
+        /// Which claim.
+        claim: Stamp,
+        /// Larger than the fence of every earlier grant that it could not coexist with.
+        fence: Fence,
+        /// Which units, where the protocol knows them by name; otherwise empty.
+        units: Vec<Unit>,
+    },
+    /// The claim ends without a grant; nothing was or will be allocated.
+    Reject {
+        /// Which claim.
+        claim: Stamp,
+        /// Why.
+        reason: Rejection,
+    },
+    /// Call back after some time in this range; the driver picks.
+    Arm {
+        /// Which timer; an armed one is replaced.
+        timer: T,
+        /// Not before.
+        min: Duration,
+        /// Not after.
+        max: Duration,
+    },
+    /// Forget a timer.
+    Disarm {
+        /// Which.
+        timer: T,
+    },
+}
+
+/// Where a protocol puts its effects, with the site's clock at hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effects<M, T> {
+    clock: Clock,
+    list: Vec<Effect<M, T>>,
+}
+
+impl<M, T> Default for Effects<M, T> {
+    fn default() -> Self {
+        Self::at(Clock::default())
+    }
+}
+
+impl<M, T> Effects<M, T> {
+    /// An empty list at the given time; combinators give one to what they wrap.
+    pub const fn at(clock: Clock) -> Self {
+        Self { clock, list: Vec::new() }
+    }
+
+    /// The site's clock.
+    pub const fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Takes over the time from an inner list; combinators do this after a step of what they wrap.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock.merge(clock.0);
+    }
+
+    /// Passes on an effect of something wrapped.
+    pub fn push(&mut self, effect: Effect<M, T>) {
+        self.list.push(effect);
+    }
+
+    /// Tells `to`; the message is charged to the claim that it serves.
+    pub fn send(&mut self, to: SiteId, serves: impl Into<Option<Stamp>>, message: M) {
+        self.list.push(Effect::Send { to, clock: self.clock.0, message, serves: serves.into() });
+    }
+
+    /// Grants units that have no names.
+    pub fn grant(&mut self, claim: Stamp) {
+        self.grant_named(claim, Vec::new());
+    }
+
+    /// Grants these units. The clock advances, so that a later grant that depends on this one has
+    /// a larger fence.
+    pub fn grant_named(&mut self, claim: Stamp, units: Vec<Unit>) {
+        self.clock.0 += 1;
+        self.list.push(Effect::Grant { claim, fence: Fence(self.clock.0), units });
+    }
+
+    /// Refuses a claim for good.
+    pub fn reject(&mut self, claim: Stamp, reason: Rejection) {
+        self.list.push(Effect::Reject { claim, reason });
+    }
+
+    /// Asks to be called back after a time between `min` and `max`.
+    pub fn arm(&mut self, timer: T, min: Duration, max: Duration) {
+        self.list.push(Effect::Arm { timer, min, max });
+    }
+
+    /// Forgets a timer.
+    pub fn disarm(&mut self, timer: T) {
+        self.list.push(Effect::Disarm { timer });
+    }
+
+    /// What was said since the last drain, in order.
+    pub fn drain(&mut self) -> alloc::vec::Drain<'_, Effect<M, T>> {
+        self.list.drain(..)
+    }
+
+    /// The same without taking it out.
+    pub fn as_slice(&self) -> &[Effect<M, T>] {
+        &self.list
+    }
+}
+
+/// The one place where inputs meet protocols.
+///
+/// It keeps the clock: a claim's stamp and every received time move it forward, every message sent
+/// carries it. It rejects infeasible demands before the protocol sees them. On `Err`, neither the
+/// protocol nor the clock has changed and there are no effects.
+pub fn step<P: Protocol>(
+    protocol: &mut P,
+    clock: &mut Clock,
+    input: InputOf<P>,
+    out: &mut EffectsOf<P>,
+) -> Result<(), PeerFault> {
+    out.clock = *clock;
+    match input {
+        Input::Claim { claim, demand } => {
+            assert!(claim.site == protocol.me() && claim.time > clock.0, "stale stamp {claim}");
+            out.clock.0 = claim.time;
+            match feasible(protocol, &demand) {
+                Ok(()) => protocol.on_claim(claim, demand, out),
+                Err(reason) => out.reject(claim, reason),
+            }
+        }
+        Input::Release { claim, part } => protocol.on_release(claim, part.as_ref(), out),
+        Input::Withdraw { claim } => protocol.on_withdraw(claim, out),
+        Input::Deliver { from, clock, message } => {
+            if clock >= Clock::LIMIT {
+                return Err(PeerFault::ClockTooFar);
+            }
+            out.clock.merge(clock);
+            let said = out.list.len();
+            protocol.on_message(from, message, out).inspect_err(|fault| {
+                assert_eq!(out.list.len(), said, "refused with {fault:?}, yet said something");
+            })?;
+        }
+        Input::Fire { timer } => protocol.on_timer(timer, out),
+    }
+    *clock = out.clock;
+    if cfg!(debug_assertions) {
+        protocol.audit();
+    }
+    Ok(())
+}
+
+fn feasible<P: Protocol>(protocol: &P, demand: &Demand) -> Result<(), Rejection> {
+    if demand.is_empty() {
+        return Err(Rejection::Empty);
+    }
+    for (pool, units) in demand.parts() {
+        let capacity = protocol.capacity(pool).ok_or(Rejection::UnknownPool(pool))?;
+        if units > capacity {
+            return Err(Rejection::TooMany { pool, units, capacity });
+        }
+    }
+    Ok(())
+}
+
+/// Why a claim was refused. Definite: nothing was or will be allocated for it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Rejection {
+    /// It asks for nothing.
+    Empty,
+    /// It names a pool that does not exist.
+    UnknownPool(PoolId),
+    /// It asks for more than the pool has.
+    TooMany {
+        /// The pool.
+        pool: PoolId,
+        /// What was asked.
+        units: Units,
+        /// What there is.
+        capacity: Units,
+    },
+    /// This protocol takes one claim per site at a time (published listings only).
+    OneAtATime,
+    /// This protocol takes one pool per demand (published listings only).
+    OnePool,
+}
+
+impl Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => write!(f, "the demand names no units"),
+            Self::UnknownPool(pool) => write!(f, "there is no pool {pool}"),
+            Self::TooMany { pool, units, capacity } => {
+                write!(f, "{units} units asked of pool {pool}, which has {capacity}")
+            }
+            Self::OneAtATime => write!(f, "one claim per site at a time"),
+            Self::OnePool => write!(f, "one pool per demand"),
+        }
+    }
+}
+
+/// A message that no correct site sends. The receiver has refused it and is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum PeerFault {
+    /// A clock that no honest site can have reached.
+    ClockTooFar,
+    /// A site that does not exist.
+    UnknownSite(SiteId),
+    /// A pool that does not exist.
+    UnknownPool(PoolId),
+    /// A claim that the sender cannot speak for.
+    ForeignClaim(Stamp),
+    /// More units than the pool has, or than were claimed.
+    TooManyUnits(Stamp),
+    /// A message that makes no sense at this point.
+    Unexpected(&'static str),
+}
+
+impl Display for PeerFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClockTooFar => write!(f, "a clock beyond {}", Clock::LIMIT),
+            Self::UnknownSite(site) => write!(f, "unknown site {site}"),
+            Self::UnknownPool(pool) => write!(f, "unknown pool {pool}"),
+            Self::ForeignClaim(claim) => write!(f, "claim {claim} is not the sender's"),
+            Self::TooManyUnits(claim) => write!(f, "more units than claim {claim} can have"),
+            Self::Unexpected(what) => write!(f, "{what}"),
+        }
+    }
+}
+
+/// One thing that a waiting claim waits for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Blocker {
+    /// The site to look at.
+    pub site: SiteId,
+    /// The pool in question.
+    pub pool: PoolId,
+    /// How many of its units are there, or may be there as far as is known.
+    pub units: Units,
+    /// The claim that has them; none where the site has not answered yet.
+    pub claim: Option<Stamp>,
+}
+
+/// What a protocol can do and what it costs: data, held to by tests.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Where it comes from.
+    pub source: &'static str,
+    /// One line for people.
+    pub summary: &'static str,
+    /// A published listing with its faults: for checker and simulator, never for a site.
+    pub as_printed: bool,
+    /// Takes several claims per site, and several pools per demand.
+    pub full_service: bool,
+    /// Uses the topology itself; others are routed hop by hop.
+    pub gathers: bool,
+    /// Messages per claim on a fully connected cluster, one claim per site at a time.
+    pub price: fn(sites: u64) -> Price,
+    /// Faults that it survives by itself, by the simulator's names.
+    pub survives: &'static [&'static str],
+}
+
+/// The fewest and the most messages that a claim can cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    /// Never fewer.
+    pub min: u64,
+    /// Never more; none where contention has no bound.
+    pub max: Option<u64>,
+}

@@ -1,0 +1,63 @@
+//! The list of protocols. A new one is a file beside this one and a line below.
+
+/// Whoever works with a protocol chosen at run time.
+pub trait Visitor {
+    /// What comes of it.
+    type Output;
+    /// Called with the protocol that was chosen.
+    fn visit<P: crate::Protocol>(self) -> Self::Output;
+}
+
+macro_rules! protocols {
+    ($($(#[$doc:meta])* $module:ident :: $protocol:ident;)*) => {
+        $(pub mod $module;)*
+
+        /// A registered protocol.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $($(#[$doc])* $protocol,)*
+        }
+
+        impl Kind {
+            /// All of them, in the order of the list.
+            pub const ALL: &'static [Self] = &[$(Self::$protocol,)*];
+
+            /// Calls `visitor` with the protocol: the only dispatch at run time.
+            pub fn visit<V: Visitor>(self, visitor: V) -> V::Output {
+                match self {
+                    $(Self::$protocol => visitor.visit::<$module::$protocol>(),)*
+                }
+            }
+
+            /// The name users type.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$protocol => <$module::$protocol as crate::Protocol>::NAME,)*
+                }
+            }
+
+            /// What it can do and what it costs.
+            pub const fn profile(self) -> crate::Profile {
+                match self {
+                    $(Self::$protocol => <$module::$protocol as crate::Protocol>::PROFILE,)*
+                }
+            }
+        }
+    };
+}
+
+protocols! {
+    /// Raynal 1990 §3 and §6: ask everybody, count what they have.
+    permission::Permission;
+    /// Raynal 1990 §5.1, corrected: do not ask whom you know to be using.
+    permission_lazy::PermissionLazy;
+    /// Raynal 1990 §5.1 to the letter, with its fault.
+    permission_lazy_as_printed::PermissionLazyAsPrinted;
+}
+
+impl Kind {
+    /// The protocol of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+    }
+}

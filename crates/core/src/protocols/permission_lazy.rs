@@ -1,0 +1,359 @@
+//! Do not ask whom you know to be using.
+//!
+//! # Idea
+//!
+//! As [`permission`](super::permission), but a claim does not ask a site of which a live claim is
+//! already known in every pool it needs: that site has promised to say when it ends, and is asked
+//! then. Where a request reaches a site that is *using* under a younger stamp, which skipping makes
+//! possible, the answer counts that use and everything its site counted for it: the Slack rule.
+//!
+//! # Source
+//!
+//! Raynal 1990 (RR-1342), §5.1, corrected. The listing over-allocates with two sites and two units;
+//! see [`permission_lazy_as_printed`](super::permission_lazy_as_printed).
+//!
+//! # Messages
+//!
+//! Those of `permission`, with the same meaning; a `Reply` may list a *late* claim, one that is
+//! younger than the asker's and yet counts.
+//!
+//! # Cost
+//!
+//! 0 to 3(n−1) messages per claim. It pays with small demands on large pools that some sites hold
+//! for long; elsewhere it saves a few messages in a hundred and costs a little waiting.
+//!
+//! # Assumes
+//!
+//! Reliable first-in first-out links between sites that do not crash. On other topologies than the
+//! full one its messages are routed.
+//!
+//! # Why it is safe
+//!
+//! Let g be the youngest of the claims held, u another. If u's site was asked for g, u was listed,
+//! or is younger, as in `permission`. If it was skipped, g relied on a live claim x of that site. If
+//! u is x, it was counted. Otherwise x had ended when u was made, because a site skips nobody while
+//! it has another claim, and its `Free` and then u's request were on their way to g: it found g
+//! held, so u was late there and counted g and all that g had counted. A site that has two claims
+//! asks everybody, and a request from a skipped site makes the skipper ask back.
+//!
+//! "A user always has priority", which is the obvious repair of the listing, counts the user but
+//! not what the user counted: three sites then count each other in a circle, and nobody the sum.
+//! [`OkFirst`] keeps that rule for the checker to refute.
+//!
+//! # Differs from the paper
+//!
+//! The Slack rule; all pools of a demand are granted at once, because a site that has one type and
+//! waits for another would put off a late request for ever; several claims per site; clocks on
+//! every message.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::fmt::Debug;
+use core::hash::Hash;
+use core::marker::PhantomData;
+
+use super::permission::Message;
+use crate::parts::ledger::{Ahead, Shrunk};
+use crate::parts::{Ledger, SiteSet};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
+
+/// The protocol at one site.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PermissionLazy<R = Slack> {
+    ledger: Ledger,
+    sites: u16,
+    /// What each waiting claim has still to hear.
+    asking: BTreeMap<Stamp, Asking>,
+    /// Requests of others that this site has not answered, with what they ask.
+    asked: BTreeMap<Stamp, Demand>,
+    rule: PhantomData<R>,
+}
+
+/// Whom a waiting claim has asked, and whom not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Asking {
+    /// Asked, and no answer yet.
+    unanswered: SiteSet,
+    /// Not asked, because a live claim of theirs is known.
+    skipped: SiteSet,
+}
+
+/// What a late request has to count: the rule that the listing lacks.
+pub trait LateRule: Clone + Debug + Eq + Hash + Send + 'static {
+    /// Whether a late request counts what the user counted, beside the user itself.
+    const COUNTS_COUNTED: bool;
+}
+
+/// The user, and everything that the user knew of when it was granted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Slack;
+
+impl LateRule for Slack {
+    const COUNTS_COUNTED: bool = true;
+}
+
+/// The user alone: over-allocates with three sites. For the checker, not for use.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OkFirst;
+
+impl LateRule for OkFirst {
+    const COUNTS_COUNTED: bool = false;
+}
+
+impl<R: LateRule> Protocol for PermissionLazy<R> {
+    const NAME: &'static str = "permission-lazy";
+    const PROFILE: Profile = Profile {
+        source: "Raynal 1990, §5.1, corrected",
+        summary: "skips sites that are known to be using; few sites, long holds",
+        as_printed: false,
+        full_service: true,
+        gathers: false,
+        price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
+        survives: &[],
+    };
+
+    type Message = Message;
+    type Timer = ();
+
+    fn new(me: SiteId, cluster: &Cluster) -> Self {
+        Self {
+            ledger: Ledger::new(me, cluster),
+            sites: cluster.sites,
+            asking: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            rule: PhantomData,
+        }
+    }
+
+    fn me(&self) -> SiteId {
+        self.ledger.me()
+    }
+
+    fn capacity(&self, pool: PoolId) -> Option<Units> {
+        self.ledger.capacity(pool)
+    }
+
+    fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
+        // With another claim of its own a site may be what others rely on: it asks everybody.
+        let alone = self.ledger.claims().len() == 0;
+        let mut asking = Asking { unanswered: SiteSet::new(), skipped: SiteSet::new() };
+        for site in (0..self.sites).map(SiteId).filter(|&site| site != self.me()) {
+            if alone && self.knows(site, &demand) {
+                asking.skipped.insert(site);
+            } else {
+                ask(&mut asking, site, claim, &demand, out);
+            }
+        }
+        self.asking.insert(claim, asking);
+        self.ledger.open(claim, demand);
+        self.try_grant(claim, out);
+    }
+
+    fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>) {
+        if self.ledger.own(claim).is_some_and(|own| own.held) {
+            self.give_back(claim, part, out);
+        }
+    }
+
+    fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
+        if let Some(asking) = self.asking.remove(&claim) {
+            for site in asking.unanswered.iter() {
+                out.send(site, claim, Message::Withdraw { claim });
+            }
+            self.give_back(claim, None, out);
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        from: SiteId,
+        message: Message,
+        out: &mut EffectsOf<Self>,
+    ) -> Result<(), PeerFault> {
+        self.check(from, &message)?;
+        match message {
+            Message::Request { claim, demand, gathered: _ } => {
+                self.ask_back(from, out);
+                self.ledger.note_asked(claim, &demand);
+                self.asked.insert(claim, demand);
+                self.try_answer(claim, out);
+            }
+            Message::Reply { claim, ahead } => {
+                self.ledger.learn(&ahead);
+                if let Some(asking) = self.asking.get_mut(&claim) {
+                    asking.unanswered.remove(from);
+                    self.try_grant(claim, out);
+                }
+            }
+            Message::Free { claim, part, left, to: _ } => {
+                self.ledger.forget(claim, &part, &left);
+                self.ask_unknown(from, out);
+                self.grant_what_fits(&part, out);
+            }
+            Message::Withdraw { claim } => {
+                if let Some(demand) = self.asked.remove(&claim) {
+                    self.ledger.note_answered(claim, &demand);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn explain(&self, claim: Stamp) -> Vec<Blocker> {
+        let Some(asking) = self.asking.get(&claim) else { return Vec::new() };
+        let Some(own) = self.ledger.own(claim) else { return Vec::new() };
+        let mut list = self.ledger.blockers(claim);
+        for site in asking.unanswered.iter() {
+            list.extend(own.demand.pools().map(|pool| Blocker {
+                site,
+                pool,
+                units: self.ledger.capacity(pool).unwrap_or_default(),
+                claim: None,
+            }));
+        }
+        list
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.ledger.is_empty() && self.asking.is_empty() && self.asked.is_empty()
+    }
+}
+
+impl<R: LateRule> PermissionLazy<R> {
+    /// Whether a live claim of `site` is known in every pool of the demand.
+    fn knows(&self, site: SiteId, demand: &Demand) -> bool {
+        demand.pools().all(|pool| self.ledger.knows(site, pool))
+    }
+
+    /// A skipped site has asked: it may have more than what is known of it, so ask it after all.
+    fn ask_back(&mut self, site: SiteId, out: &mut EffectsOf<Self>) {
+        for (&claim, asking) in &mut self.asking {
+            if asking.skipped.remove(site) {
+                let own = self.ledger.own(claim).expect("it waits");
+                ask(asking, site, claim, &own.demand, out);
+            }
+        }
+    }
+
+    /// Asks a skipped site once nothing is known of it in some pool that a claim needs.
+    fn ask_unknown(&mut self, site: SiteId, out: &mut EffectsOf<Self>) {
+        for (&claim, asking) in &mut self.asking {
+            if !asking.skipped.contains(site) {
+                continue;
+            }
+            let own = self.ledger.own(claim).expect("it waits");
+            if !own.demand.pools().all(|pool| self.ledger.knows(site, pool)) {
+                asking.skipped.remove(site);
+                ask(asking, site, claim, &own.demand, out);
+            }
+        }
+    }
+
+    fn try_answer(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
+        let Some(demand) = self.asked.get(&claim) else { return };
+        if !self.ledger.leaves_room(claim, demand) {
+            return;
+        }
+        let late = self.late(claim, demand);
+        let fits = |pool| {
+            let older: Units = self.ledger.older(claim, pool).sum();
+            let late = late.iter().filter(|late| late.pool == pool).map(|late| late.units);
+            older + late.sum() < self.ledger.capacity(pool).unwrap_or_default()
+        };
+        if !demand.pools().all(fits) {
+            return;
+        }
+        let demand = self.asked.remove(&claim).expect("it was there a moment ago");
+        self.ledger.note_answered(claim, &demand);
+        let mut ahead = self.ledger.list_older(claim, &demand);
+        for late in &late {
+            self.ledger.tell(late.claim, claim);
+        }
+        ahead.extend(late);
+        out.send(claim.site, claim, Message::Reply { claim, ahead });
+    }
+
+    /// The claims held here that are younger than `claim` and that it has to count all the same.
+    fn late(&self, claim: Stamp, demand: &Demand) -> Vec<Ahead> {
+        let mut list = Vec::new();
+        for (own, held) in self.ledger.claims().filter(|(own, held)| *own > claim && held.held) {
+            for pool in demand.pools().filter(|&pool| !held.demand.units(pool).is_zero()) {
+                let mut units = held.demand.units(pool);
+                if R::COUNTS_COUNTED {
+                    units += self.ledger.known_of_others(pool, claim.site);
+                }
+                list.push(Ahead { pool, claim: own, units, late: true });
+            }
+        }
+        list
+    }
+
+    fn try_grant(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
+        let answered = self.asking.get(&claim).is_some_and(|asking| asking.unanswered.is_empty());
+        if answered && self.ledger.fits(claim) {
+            self.asking.remove(&claim);
+            self.ledger.hold(claim);
+            out.grant(claim);
+        }
+    }
+
+    /// Gives back units of an own claim: tells who counted it, answers who had to wait for it.
+    fn give_back(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>) {
+        let Some(Shrunk { part, left, tell }) = self.ledger.shrink(claim, part) else { return };
+        for (site, asker) in tell {
+            let (part, left) = (part.clone(), left.clone());
+            out.send(site, asker, Message::Free { claim, part, left, to: Vec::new() });
+        }
+        for asker in self.ledger.answerable(&part) {
+            self.try_answer(asker, out);
+        }
+        self.grant_what_fits(&part, out);
+    }
+
+    fn grant_what_fits(&mut self, pools: &Demand, out: &mut EffectsOf<Self>) {
+        for claim in self.ledger.candidates(pools) {
+            self.try_grant(claim, out);
+        }
+    }
+
+    /// Refuses what no correct site says, before anything is changed.
+    fn check(&self, from: SiteId, message: &Message) -> Result<(), PeerFault> {
+        let direct = |claim: Stamp| {
+            if claim.site == from { Ok(()) } else { Err(PeerFault::ForeignClaim(claim)) }
+        };
+        match message {
+            Message::Request { claim, demand, gathered } => {
+                direct(*claim)?;
+                if self.asked.contains_key(claim) || !gathered.is_empty() {
+                    return Err(PeerFault::Unexpected("the same request twice, or one from a ring"));
+                }
+                self.ledger.check_demand(*claim, demand)
+            }
+            Message::Reply { claim, ahead } => {
+                let asking = self.asking.get(claim);
+                if asking.is_some_and(|asking| !asking.unanswered.contains(from)) {
+                    return Err(PeerFault::Unexpected("an answer that was not asked for"));
+                }
+                ahead.iter().try_for_each(|ahead| direct(ahead.claim))?;
+                self.ledger.check(ahead)
+            }
+            Message::Free { claim, part, left: _, to: _ } => {
+                direct(*claim)?;
+                self.ledger.check_demand(*claim, part)
+            }
+            Message::Withdraw { claim } => direct(*claim),
+        }
+    }
+}
+
+fn ask<M>(
+    asking: &mut Asking,
+    site: SiteId,
+    claim: Stamp,
+    demand: &Demand,
+    out: &mut crate::protocol::Effects<Message, M>,
+) {
+    asking.unanswered.insert(site);
+    out.send(site, claim, Message::Request { claim, demand: demand.clone(), gathered: Vec::new() });
+}

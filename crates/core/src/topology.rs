@@ -1,0 +1,199 @@
+//! Who can talk to whom.
+//!
+//! Sites send only to neighbours. A ring and a tree are given by arithmetic; any other connected
+//! graph is reduced to the breadth-first spanning tree from site 0, so that there is exactly one
+//! path between two sites and messages along it stay in order.
+
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::SiteId;
+
+/// The shape of the network.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Topology {
+    /// Every pair of sites has a link.
+    Full,
+    /// Site i has links to i−1 and i+1, around.
+    Ring,
+    /// Site i has a link to (i−1)/2: a balanced binary tree with root 0.
+    Tree,
+    /// Links as given.
+    Graph(Graph),
+}
+
+/// A connected graph and its spanning tree.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Vec<(SiteId, SiteId)>", into = "Vec<(SiteId, SiteId)>")]
+pub struct Graph {
+    edges: Arc<[(SiteId, SiteId)]>,
+    /// The parent of each site in the spanning tree; site 0 is its own.
+    parents: Arc<[SiteId]>,
+}
+
+impl Graph {
+    /// The graph with these links, or the first site that cannot be reached from site 0.
+    pub fn new(sites: u16, edges: Vec<(SiteId, SiteId)>) -> Result<Self, SiteId> {
+        let mut neighbours = vec![Vec::new(); usize::from(sites)];
+        for &(a, b) in &edges {
+            neighbours[a.index()].push(b);
+            neighbours[b.index()].push(a);
+        }
+        let mut parents: Vec<Option<SiteId>> = vec![None; usize::from(sites)];
+        parents[0] = Some(SiteId(0));
+        let mut queue = VecDeque::from([SiteId(0)]);
+        while let Some(site) = queue.pop_front() {
+            for &next in &neighbours[site.index()] {
+                if parents[next.index()].is_none() {
+                    parents[next.index()] = Some(site);
+                    queue.push_back(next);
+                }
+            }
+        }
+        let mut tree = Vec::with_capacity(parents.len());
+        for (site, parent) in (0..).map(SiteId).zip(parents) {
+            tree.push(parent.ok_or(site)?);
+        }
+        Ok(Self { edges: edges.into(), parents: tree.into() })
+    }
+}
+
+impl TryFrom<Vec<(SiteId, SiteId)>> for Graph {
+    type Error = &'static str;
+    fn try_from(edges: Vec<(SiteId, SiteId)>) -> Result<Self, Self::Error> {
+        let largest = edges.iter().map(|edge| edge.0.max(edge.1)).max();
+        let sites = largest.map_or(Some(1), |site| site.0.checked_add(1));
+        let sites = sites.ok_or("a site's number is too large")?;
+        Self::new(sites, edges).map_err(|_| "the graph is not connected")
+    }
+}
+
+impl From<Graph> for Vec<(SiteId, SiteId)> {
+    fn from(graph: Graph) -> Self {
+        graph.edges.to_vec()
+    }
+}
+
+/// One site's view of the topology: where to send what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Routes {
+    me: SiteId,
+    sites: u16,
+    topology: Topology,
+    /// The neighbours in the tree; empty where there is none.
+    tree_links: Vec<SiteId>,
+}
+
+impl Routes {
+    /// The view of `me`.
+    pub fn new(me: SiteId, sites: u16, topology: &Topology) -> Self {
+        let mut routes = Self { me, sites, topology: topology.clone(), tree_links: Vec::new() };
+        if matches!(topology, Topology::Tree | Topology::Graph(_)) {
+            let others = (0..sites).map(SiteId).filter(|&site| site != me);
+            let linked =
+                others.filter(|&site| routes.parent(site) == me || routes.parent(me) == site);
+            routes.tree_links = linked.collect();
+        }
+        routes
+    }
+
+    /// Whether a request goes once around and gathers answers on its way.
+    pub fn is_ring(&self) -> bool {
+        matches!(self.topology, Topology::Ring)
+    }
+
+    /// Whether every site can be reached directly.
+    pub fn is_full(&self) -> bool {
+        matches!(self.topology, Topology::Full)
+    }
+
+    /// The next site around the ring.
+    pub fn successor(&self) -> SiteId {
+        SiteId((self.me.0 + 1) % self.sites)
+    }
+
+    /// Where a flood goes on to when it came from `from` (`me` where it starts here).
+    pub fn onward(&self, from: SiteId) -> Vec<SiteId> {
+        match &self.topology {
+            Topology::Full if from == self.me => {
+                (0..self.sites).map(SiteId).filter(|&site| site != self.me).collect()
+            }
+            Topology::Full => Vec::new(),
+            Topology::Ring if self.sites == 1 => Vec::new(),
+            Topology::Ring => Vec::from([self.successor()]),
+            Topology::Tree | Topology::Graph(_) => {
+                self.tree_links.iter().copied().filter(|&site| site != from).collect()
+            }
+        }
+    }
+
+    /// The neighbour on the way to `to`. On a ring everything goes the same way around: what was
+    /// sent first arrives first, also where a request was held up at a site between.
+    pub fn toward(&self, to: SiteId) -> SiteId {
+        match &self.topology {
+            Topology::Full => to,
+            Topology::Ring => self.successor(),
+            Topology::Tree | Topology::Graph(_) => self.tree_step(to),
+        }
+    }
+
+    /// Climbs from `to` until the site below this one is found; if this one is not above `to`,
+    /// the way is up.
+    fn tree_step(&self, to: SiteId) -> SiteId {
+        let mut below = to;
+        loop {
+            let parent = self.parent(below);
+            if parent == self.me {
+                return below;
+            }
+            if parent == below {
+                return self.parent(self.me);
+            }
+            below = parent;
+        }
+    }
+
+    fn parent(&self, site: SiteId) -> SiteId {
+        match &self.topology {
+            Topology::Graph(graph) => graph.parents[site.index()],
+            Topology::Full | Topology::Ring | Topology::Tree => {
+                SiteId(site.0.saturating_sub(1) / 2)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(n: u16) -> SiteId {
+        SiteId(n)
+    }
+
+    #[test]
+    fn a_tree_routes_up_and_down() {
+        let routes = Routes::new(site(1), 7, &Topology::Tree);
+        assert_eq!(routes.toward(site(4)), site(4));
+        assert_eq!(routes.toward(site(6)), site(0));
+        assert_eq!(routes.onward(site(0)), [site(3), site(4)]);
+        assert_eq!(routes.onward(site(1)), [site(0), site(3), site(4)]);
+    }
+
+    #[test]
+    fn a_graph_routes_along_its_spanning_tree() {
+        let edges = [(0, 1), (1, 2), (2, 3), (3, 0)].map(|(a, b)| (site(a), site(b)));
+        let graph = Graph::new(4, edges.to_vec()).expect("connected");
+        let routes = Routes::new(site(2), 4, &Topology::Graph(graph));
+        assert_eq!(routes.toward(site(3)), site(1));
+    }
+
+    #[test]
+    fn a_graph_in_two_parts_names_a_site_that_is_cut_off() {
+        assert_eq!(Graph::new(3, [(site(0), site(1))].to_vec()), Err(site(2)));
+    }
+}
