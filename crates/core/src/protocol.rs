@@ -34,7 +34,8 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
 
     /// A client asks. The demand is feasible; the stamp is newer than anything this site has seen.
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>);
-    /// A holder gives back a part, or with `None` all that is left. Unknown claims are ignored.
+    /// A holder gives back a part, or with `None` all that is left. Where units have names, a part
+    /// is those that the grant listed last. Unknown claims are ignored.
     fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>);
     /// A waiting claim is given up. Unknown and held claims are ignored.
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>);
@@ -91,7 +92,7 @@ pub enum Input<M, T> {
         /// The site that sent it.
         from: SiteId,
         /// That site's clock when it did.
-        clock: u64,
+        clock: Clock,
         /// What it says.
         message: M,
     },
@@ -112,7 +113,7 @@ pub enum Effect<M, T> {
         /// To whom.
         to: SiteId,
         /// This site's clock at that moment.
-        clock: u64,
+        clock: Clock,
         /// What.
         message: M,
         /// The claim that this message is charged to.
@@ -176,7 +177,7 @@ impl<M, T> Effects<M, T> {
 
     /// Takes over the time from an inner list; combinators do this after a step of what they wrap.
     pub fn set_clock(&mut self, clock: Clock) {
-        self.clock.merge(clock.0);
+        self.clock.merge(clock);
     }
 
     /// Passes on an effect of something wrapped.
@@ -186,7 +187,7 @@ impl<M, T> Effects<M, T> {
 
     /// Tells `to`; the message is charged to the claim that it serves.
     pub fn send(&mut self, to: SiteId, serves: impl Into<Option<Stamp>>, message: M) {
-        self.list.push(Effect::Send { to, clock: self.clock.0, message, serves: serves.into() });
+        self.list.push(Effect::Send { to, clock: self.clock, message, serves: serves.into() });
     }
 
     /// Grants units that have no names.
@@ -197,8 +198,8 @@ impl<M, T> Effects<M, T> {
     /// Grants these units. The clock advances, so that a later grant that depends on this one has
     /// a larger fence.
     pub fn grant_named(&mut self, claim: Stamp, units: Vec<Unit>) {
-        self.clock.0 += 1;
-        self.list.push(Effect::Grant { claim, fence: Fence(self.clock.0), units });
+        self.clock.fence += 1;
+        self.list.push(Effect::Grant { claim, fence: Fence(self.clock.fence), units });
     }
 
     /// Refuses a claim for good.
@@ -241,8 +242,8 @@ pub fn step<P: Protocol>(
     out.clock = *clock;
     match input {
         Input::Claim { claim, demand } => {
-            assert!(claim.site == protocol.me() && claim.time > clock.0, "stale stamp {claim}");
-            out.clock.0 = claim.time;
+            assert!(claim.site == protocol.me() && claim.time > clock.time, "stale stamp {claim}");
+            out.clock.time = claim.time;
             match feasible(protocol, &demand) {
                 Ok(()) => protocol.on_claim(claim, demand, out),
                 Err(reason) => out.reject(claim, reason),
@@ -251,7 +252,7 @@ pub fn step<P: Protocol>(
         Input::Release { claim, part } => protocol.on_release(claim, part.as_ref(), out),
         Input::Withdraw { claim } => protocol.on_withdraw(claim, out),
         Input::Deliver { from, clock, message } => {
-            if clock >= Clock::LIMIT {
+            if !clock.is_plausible() {
                 return Err(PeerFault::ClockTooFar);
             }
             out.clock.merge(clock);

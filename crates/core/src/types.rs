@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::topology::Topology;
 
 /// One member of the cluster, numbered from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SiteId(pub u16);
 
 impl SiteId {
@@ -28,7 +28,7 @@ impl fmt::Display for SiteId {
 }
 
 /// One pool, numbered from 0; its name is the site's business.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(pub u16);
 
 impl PoolId {
@@ -46,9 +46,7 @@ impl fmt::Display for PoolId {
 
 /// A number of units. Arithmetic panics on overflow in every profile: a wrong count of units is
 /// a bug that must stop the site, not wrap.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Units(pub u32);
 
 impl Units {
@@ -107,7 +105,7 @@ impl fmt::Display for Units {
 
 /// A claim's identity and its place in the queue: Lamport time, then site. Taken once, when the
 /// claim is made; smaller is older and goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// Lamport time at the claim.
     pub time: u64,
@@ -121,8 +119,8 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Orders the grants that reuse a unit: the Lamport time at the grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Orders the grants that reuse a unit: a Lamport time that every grant advances.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Fence(pub u64);
 
 impl fmt::Display for Fence {
@@ -132,7 +130,7 @@ impl fmt::Display for Fence {
 }
 
 /// One named unit of a pool, numbered from 0 within it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Unit {
     /// The pool it belongs to.
     pub pool: PoolId,
@@ -146,12 +144,21 @@ impl fmt::Display for Unit {
     }
 }
 
-/// A Lamport clock. One per site, shared by everything that the site claims: a clock per pool
-/// lets two demands be ordered differently by two pools, and deadlocks.
+/// Two Lamport counters. One pair per site, shared by everything that the site claims: a clock per
+/// pool lets two demands be ordered differently by two pools, and deadlocks.
+///
+/// Claims advance the first, grants the second. A grant must raise the fence, but must not make
+/// the next claim of its site younger than it would have been; and as nothing ever depends on the
+/// second, the checker need not tell apart worlds that differ only in their fences.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub struct Clock(pub u64);
+pub struct Clock {
+    /// The largest time of a stamp that this site took or heard of.
+    pub time: u64,
+    /// The largest fence that this site gave out or heard of.
+    pub fence: u64,
+}
 
 impl Clock {
     /// No honest clock gets here; a larger one is a peer's fault and is refused.
@@ -159,18 +166,24 @@ impl Clock {
 
     /// The stamp that the next claim of `site` takes.
     pub const fn next_stamp(self, site: SiteId) -> Stamp {
-        Stamp { time: self.0 + 1, site }
+        Stamp { time: self.time + 1, site }
     }
 
-    /// Takes over a time seen elsewhere.
-    pub fn merge(&mut self, time: u64) {
-        self.0 = self.0.max(time);
+    /// Takes over what was seen elsewhere.
+    pub fn merge(&mut self, seen: Self) {
+        self.time = self.time.max(seen.time);
+        self.fence = self.fence.max(seen.fence);
+    }
+
+    /// Whether an honest site can have sent this.
+    pub const fn is_plausible(self) -> bool {
+        self.time < Self::LIMIT && self.fence < Self::LIMIT
     }
 }
 
 /// What is asked at once: pool and units, granted all or nothing. Sorted by pool, each pool at
 /// most once, no zero. Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Demand(Arc<[(PoolId, Units)]>);
 
 impl Demand {
@@ -254,6 +267,19 @@ impl<'de> Deserialize<'de> for Demand {
         Ok(Self(parts.into()))
     }
 }
+
+/// People read these in traces, inside derived output: there they look as they do elsewhere.
+macro_rules! debug_as_display {
+    ($($name:ident),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+debug_as_display!(SiteId, PoolId, Units, Stamp, Fence, Unit, Demand);
 
 /// What every site knows of the cluster when a protocol starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

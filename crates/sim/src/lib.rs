@@ -1,1 +1,42 @@
+//! A made-up network for the protocols of `kofm-core`.
+//!
+//! [`world`] is the cluster as a value; [`exhaustive`] tries everything that can happen in it;
+//! [`seeded`] lets one thing after another happen in virtual time, drawn from a seed; [`trace`]
+//! writes down what happened and runs it again.
 
+pub mod exhaustive;
+pub mod faults;
+pub mod oracle;
+pub mod report;
+pub mod rng;
+pub mod seeded;
+pub mod span;
+pub mod trace;
+pub mod world;
+
+use kofm_core::parts::Routed;
+use kofm_core::topology::Topology;
+use kofm_core::{Kind, Protocol, Visitor};
+
+/// Calls `visitor` with the protocol as it runs on this topology: protocols that do not use the
+/// shape of the network themselves are routed hop by hop.
+pub fn visit_on<V: Visitor>(kind: Kind, topology: &Topology, visitor: V) -> V::Output {
+    kind.visit(OnTopology { full: *topology == Topology::Full, visitor })
+}
+
+struct OnTopology<V> {
+    full: bool,
+    visitor: V,
+}
+
+impl<V: Visitor> Visitor for OnTopology<V> {
+    type Output = V::Output;
+
+    fn visit<P: Protocol>(self) -> V::Output {
+        if self.full || P::PROFILE.gathers {
+            self.visitor.visit::<P>()
+        } else {
+            self.visitor.visit::<Routed<P>>()
+        }
+    }
+}

@@ -133,7 +133,7 @@ impl Protocol for Permission {
         full_service: true,
         gathers: true,
         price: |sites| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
-        survives: &[],
+        survives: &["pause", "partition"],
     };
 
     type Message = Message;

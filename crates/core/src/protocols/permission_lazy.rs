@@ -14,8 +14,12 @@
 //!
 //! # Messages
 //!
-//! Those of `permission`, with the same meaning; a `Reply` may list a *late* claim, one that is
-//! younger than the asker's and yet counts.
+//! | message | from | to | meaning |
+//! | --- | --- | --- | --- |
+//! | `Request` | claimant | who is not skipped | here is my claim; which of yours count? |
+//! | `Reply` | who was asked | claimant | the older ones, and late ones: younger, but in use |
+//! | `Free` | holder | who counted it | this claim has given back so much |
+//! | `Withdraw` | claimant | who has not answered | no answer needed any more |
 //!
 //! # Cost
 //!
@@ -31,10 +35,11 @@
 //!
 //! Let g be the youngest of the claims held, u another. If u's site was asked for g, u was listed,
 //! or is younger, as in `permission`. If it was skipped, g relied on a live claim x of that site. If
-//! u is x, it was counted. Otherwise x had ended when u was made, because a site skips nobody while
-//! it has another claim, and its `Free` and then u's request were on their way to g: it found g
-//! held, so u was late there and counted g and all that g had counted. A site that has two claims
-//! asks everybody, and a request from a skipped site makes the skipper ask back.
+//! u is x, it was counted. If not, and x had ended when u was made, then its `Free` and u's request
+//! were on their way to g: they found g held, so u was late there and counted g and all that g had
+//! counted. With several claims per site, x may go on beside u; so a site skips nobody while it has
+//! another claim, every request says whether its site has another, nobody skips a site that has
+//! said so, and a request from a skipped site makes the skipper ask back.
 //!
 //! "A user always has priority", which is the obvious repair of the listing, counts the user but
 //! not what the user counted: three sites then count each other in a circle, and nobody the sum.
@@ -52,7 +57,8 @@ use core::fmt::Debug;
 use core::hash::Hash;
 use core::marker::PhantomData;
 
-use super::permission::Message;
+use serde::{Deserialize, Serialize};
+
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
@@ -63,20 +69,51 @@ use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 pub struct PermissionLazy<R = Slack> {
     ledger: Ledger,
     sites: u16,
-    /// What each waiting claim has still to hear.
-    asking: BTreeMap<Stamp, Asking>,
+    /// For each waiting claim, the sites that were asked and have not answered.
+    unanswered: BTreeMap<Stamp, SiteSet>,
+    /// The waiting claim that skipped somebody, and whom. It was alone when it was made, so there
+    /// is one at most.
+    skipping: Option<(Stamp, SiteSet)>,
     /// Requests of others that this site has not answered, with what they ask.
     asked: BTreeMap<Stamp, Demand>,
+    /// Sites whose last request was not for their only claim: they may have more than is known.
+    crowded: SiteSet,
     rule: PhantomData<R>,
 }
 
-/// Whom a waiting claim has asked, and whom not.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asking {
-    /// Asked, and no answer yet.
-    unanswered: SiteSet,
-    /// Not asked, because a live claim of theirs is known.
-    skipped: SiteSet,
+/// What sites say to each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Message {
+    /// Which of your claims does this one have to count?
+    Request {
+        /// The claim.
+        claim: Stamp,
+        /// The pools it is about, and what it asks of them.
+        demand: Demand,
+        /// Whether its site has no other claim.
+        alone: bool,
+    },
+    /// These.
+    Reply {
+        /// The claim that was asked for.
+        claim: Stamp,
+        /// Claims of the site that answers.
+        ahead: Vec<Ahead>,
+    },
+    /// A claim has given back units.
+    Free {
+        /// Which.
+        claim: Stamp,
+        /// What it gave back.
+        part: Demand,
+        /// What it still has.
+        left: Demand,
+    },
+    /// A claim needs no answer any more.
+    Withdraw {
+        /// Which.
+        claim: Stamp,
+    },
 }
 
 /// What a late request has to count: the rule that the listing lacks.
@@ -110,7 +147,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         full_service: true,
         gathers: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
-        survives: &[],
+        survives: &["pause", "partition"],
     };
 
     type Message = Message;
@@ -120,8 +157,10 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         Self {
             ledger: Ledger::new(me, cluster),
             sites: cluster.sites,
-            asking: BTreeMap::new(),
+            unanswered: BTreeMap::new(),
+            skipping: None,
             asked: BTreeMap::new(),
+            crowded: SiteSet::new(),
             rule: PhantomData,
         }
     }
@@ -135,17 +174,19 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     }
 
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
-        // With another claim of its own a site may be what others rely on: it asks everybody.
         let alone = self.ledger.claims().len() == 0;
-        let mut asking = Asking { unanswered: SiteSet::new(), skipped: SiteSet::new() };
-        for site in (0..self.sites).map(SiteId).filter(|&site| site != self.me()) {
-            if alone && self.knows(site, &demand) {
-                asking.skipped.insert(site);
-            } else {
-                ask(&mut asking, site, claim, &demand, out);
-            }
+        let others = (0..self.sites).map(SiteId).filter(|&site| site != self.me());
+        let may_skip = |&site: &SiteId| {
+            alone && !self.crowded.contains(site) && self.knows(site, &demand)
+        };
+        let (skipped, asked): (Vec<_>, Vec<_>) = others.partition(may_skip);
+        for &site in &asked {
+            out.send(site, claim, Message::Request { claim, demand: demand.clone(), alone });
         }
-        self.asking.insert(claim, asking);
+        if !skipped.is_empty() {
+            self.skipping = Some((claim, skipped.into_iter().collect()));
+        }
+        self.unanswered.insert(claim, asked.into_iter().collect());
         self.ledger.open(claim, demand);
         self.try_grant(claim, out);
     }
@@ -157,8 +198,8 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     }
 
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
-        if let Some(asking) = self.asking.remove(&claim) {
-            for site in asking.unanswered.iter() {
+        if let Some(unanswered) = self.stop_asking(claim) {
+            for site in unanswered.iter() {
                 out.send(site, claim, Message::Withdraw { claim });
             }
             self.give_back(claim, None, out);
@@ -173,22 +214,32 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     ) -> Result<(), PeerFault> {
         self.check(from, &message)?;
         match message {
-            Message::Request { claim, demand, gathered: _ } => {
-                self.ask_back(from, out);
+            Message::Request { claim, demand, alone } => {
+                if alone {
+                    self.crowded.remove(from);
+                } else {
+                    self.crowded.insert(from);
+                }
+                // A skipped site that asks may have more than is known of it.
+                self.ask_skipped(from, out);
                 self.ledger.note_asked(claim, &demand);
                 self.asked.insert(claim, demand);
                 self.try_answer(claim, out);
             }
             Message::Reply { claim, ahead } => {
                 self.ledger.learn(&ahead);
-                if let Some(asking) = self.asking.get_mut(&claim) {
-                    asking.unanswered.remove(from);
+                if let Some(unanswered) = self.unanswered.get_mut(&claim) {
+                    unanswered.remove(from);
                     self.try_grant(claim, out);
                 }
             }
-            Message::Free { claim, part, left, to: _ } => {
+            Message::Free { claim, part, left } => {
                 self.ledger.forget(claim, &part, &left);
-                self.ask_unknown(from, out);
+                if let Some(own) = self.skipping.as_ref().and_then(|s| self.ledger.own(s.0))
+                    && !self.knows(from, &own.demand)
+                {
+                    self.ask_skipped(from, out);
+                }
                 self.grant_what_fits(&part, out);
             }
             Message::Withdraw { claim } => {
@@ -201,10 +252,10 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {
-        let Some(asking) = self.asking.get(&claim) else { return Vec::new() };
+        let Some(unanswered) = self.unanswered.get(&claim) else { return Vec::new() };
         let Some(own) = self.ledger.own(claim) else { return Vec::new() };
         let mut list = self.ledger.blockers(claim);
-        for site in asking.unanswered.iter() {
+        for site in unanswered.iter() {
             list.extend(own.demand.pools().map(|pool| Blocker {
                 site,
                 pool,
@@ -216,7 +267,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     }
 
     fn is_at_rest(&self) -> bool {
-        self.ledger.is_empty() && self.asking.is_empty() && self.asked.is_empty()
+        self.ledger.is_empty() && self.unanswered.is_empty() && self.asked.is_empty()
     }
 }
 
@@ -226,28 +277,22 @@ impl<R: LateRule> PermissionLazy<R> {
         demand.pools().all(|pool| self.ledger.knows(site, pool))
     }
 
-    /// A skipped site has asked: it may have more than what is known of it, so ask it after all.
-    fn ask_back(&mut self, site: SiteId, out: &mut EffectsOf<Self>) {
-        for (&claim, asking) in &mut self.asking {
-            if asking.skipped.remove(site) {
-                let own = self.ledger.own(claim).expect("it waits");
-                ask(asking, site, claim, &own.demand, out);
-            }
+    /// Asks a site after all that a waiting claim has skipped.
+    fn ask_skipped(&mut self, site: SiteId, out: &mut EffectsOf<Self>) {
+        let Some((claim, skipped)) = &mut self.skipping else { return };
+        let claim = *claim;
+        if skipped.remove(site) {
+            self.unanswered.entry(claim).or_default().insert(site);
+            let demand = self.ledger.own(claim).expect("it waits").demand.clone();
+            let alone = self.ledger.claims().len() == 1;
+            out.send(site, claim, Message::Request { claim, demand, alone });
         }
     }
 
-    /// Asks a skipped site once nothing is known of it in some pool that a claim needs.
-    fn ask_unknown(&mut self, site: SiteId, out: &mut EffectsOf<Self>) {
-        for (&claim, asking) in &mut self.asking {
-            if !asking.skipped.contains(site) {
-                continue;
-            }
-            let own = self.ledger.own(claim).expect("it waits");
-            if !own.demand.pools().all(|pool| self.ledger.knows(site, pool)) {
-                asking.skipped.remove(site);
-                ask(asking, site, claim, &own.demand, out);
-            }
-        }
+    /// The claim waits for answers no longer; says whose were missing, if it did wait.
+    fn stop_asking(&mut self, claim: Stamp) -> Option<SiteSet> {
+        self.skipping.take_if(|skipping| skipping.0 == claim);
+        self.unanswered.remove(&claim)
     }
 
     fn try_answer(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
@@ -290,9 +335,9 @@ impl<R: LateRule> PermissionLazy<R> {
     }
 
     fn try_grant(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
-        let answered = self.asking.get(&claim).is_some_and(|asking| asking.unanswered.is_empty());
+        let answered = self.unanswered.get(&claim).is_some_and(SiteSet::is_empty);
         if answered && self.ledger.fits(claim) {
-            self.asking.remove(&claim);
+            self.stop_asking(claim);
             self.ledger.hold(claim);
             out.grant(claim);
         }
@@ -303,7 +348,7 @@ impl<R: LateRule> PermissionLazy<R> {
         let Some(Shrunk { part, left, tell }) = self.ledger.shrink(claim, part) else { return };
         for (site, asker) in tell {
             let (part, left) = (part.clone(), left.clone());
-            out.send(site, asker, Message::Free { claim, part, left, to: Vec::new() });
+            out.send(site, asker, Message::Free { claim, part, left });
         }
         for asker in self.ledger.answerable(&part) {
             self.try_answer(asker, out);
@@ -323,37 +368,25 @@ impl<R: LateRule> PermissionLazy<R> {
             if claim.site == from { Ok(()) } else { Err(PeerFault::ForeignClaim(claim)) }
         };
         match message {
-            Message::Request { claim, demand, gathered } => {
+            Message::Request { claim, demand, alone: _ } => {
                 direct(*claim)?;
-                if self.asked.contains_key(claim) || !gathered.is_empty() {
-                    return Err(PeerFault::Unexpected("the same request twice, or one from a ring"));
+                if self.asked.contains_key(claim) {
+                    return Err(PeerFault::Unexpected("the same request twice"));
                 }
                 self.ledger.check_demand(*claim, demand)
             }
             Message::Reply { claim, ahead } => {
-                let asking = self.asking.get(claim);
-                if asking.is_some_and(|asking| !asking.unanswered.contains(from)) {
+                if self.unanswered.get(claim).is_some_and(|sites| !sites.contains(from)) {
                     return Err(PeerFault::Unexpected("an answer that was not asked for"));
                 }
                 ahead.iter().try_for_each(|ahead| direct(ahead.claim))?;
                 self.ledger.check(ahead)
             }
-            Message::Free { claim, part, left: _, to: _ } => {
+            Message::Free { claim, part, left: _ } => {
                 direct(*claim)?;
                 self.ledger.check_demand(*claim, part)
             }
             Message::Withdraw { claim } => direct(*claim),
         }
     }
-}
-
-fn ask<M>(
-    asking: &mut Asking,
-    site: SiteId,
-    claim: Stamp,
-    demand: &Demand,
-    out: &mut crate::protocol::Effects<Message, M>,
-) {
-    asking.unanswered.insert(site);
-    out.send(site, claim, Message::Request { claim, demand: demand.clone(), gathered: Vec::new() });
 }

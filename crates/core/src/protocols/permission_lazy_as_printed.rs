@@ -79,7 +79,7 @@ impl Protocol for PermissionLazyAsPrinted {
         full_service: false,
         gathers: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
-        survives: &[],
+        survives: &["pause", "partition"],
     };
 
     type Message = Message;

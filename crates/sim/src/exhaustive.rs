@@ -1,0 +1,463 @@
+//! Every interleaving, breadth first.
+//!
+//! Worlds are many, sites and queues in them are few: the same site stands in thousands of worlds.
+//! So each distinct site, message and queue is kept once, under a number, and a world is a short row
+//! of numbers. Rows are compared exactly; nothing rests on a hash. A site's step on an input is taken
+//! once and remembered, so the protocol itself runs only as often as there are distinct site
+//! states, not worlds.
+
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::{HashMap, HashTable};
+use kofm_core::{Cluster, Effect, Effects, EffectsOf, Input, Protocol, SiteId};
+use rustc_hash::FxBuildHasher;
+
+use crate::trace::Step;
+use crate::world::{Action, Envelope, Local, Move, Script, Violation, World, clock, news};
+
+/// What the checker found.
+#[derive(Clone, Debug)]
+pub struct Exploration<P: Protocol> {
+    /// Distinct worlds seen.
+    pub states: u64,
+    /// Steps taken between them.
+    pub transitions: u64,
+    /// The longest of the shortest ways to a world.
+    pub depth: u32,
+    /// Whether everything within the bounds was seen.
+    pub complete: bool,
+    /// The first violation, with a shortest way to it.
+    pub violation: Option<(Violation, Vec<Step<P::Message, P::Timer>>)>,
+}
+
+/// Explores everything that the script allows, up to `limit` worlds. `progress` is told from time
+/// to time how many were seen.
+pub fn explore<P: Protocol>(
+    cluster: &Cluster,
+    script: &Script,
+    limit: u64,
+    mut progress: impl FnMut(u64),
+) -> Exploration<P> {
+    let mut search = Search::<P>::new(cluster, script);
+    let mut level_end = search.rows.count();
+    let (mut depth, mut at) = (0, 0);
+    while at < search.rows.count() {
+        if at == level_end {
+            depth += 1;
+            level_end = search.rows.count();
+        }
+        if let Err(violation) = search.expand(at) {
+            let steps = search.way_to(at, violation.1);
+            return search.report(depth + 1, false, Some((violation.0, steps)));
+        }
+        at += 1;
+        if u64::from(search.rows.count()) > limit {
+            return search.report(depth, false, None);
+        }
+        if at % 0x4_0000 == 0 {
+            progress(u64::from(search.rows.count()));
+        }
+    }
+    search.report(depth, true, None)
+}
+
+/// Numbers for things that recur.
+struct Interner<T> {
+    items: Vec<T>,
+    index: HashTable<u32>,
+}
+
+impl<T: Hash + Eq> Interner<T> {
+    const fn new() -> Self {
+        Self { items: Vec::new(), index: HashTable::new() }
+    }
+
+    fn number(&mut self, item: T) -> u32 {
+        let hash = FxBuildHasher.hash_one(&item);
+        let items = &self.items;
+        if let Some(&i) = self.index.find(hash, |&i| items[i as usize] == item) {
+            return i;
+        }
+        let new = u32::try_from(self.items.len()).expect("fewer than 2^32 distinct parts");
+        self.items.push(item);
+        let items = &self.items;
+        let rehash = |&i: &u32| FxBuildHasher.hash_one(&items[i as usize]);
+        self.index.insert_unique(hash, new, rehash);
+        new
+    }
+}
+
+/// All worlds seen, as rows of numbers in one long vector.
+struct Rows {
+    width: usize,
+    cells: Vec<u32>,
+    index: HashTable<u32>,
+    /// For each row, the row it was first reached from and what happened.
+    origin: Vec<(u32, Code)>,
+}
+
+impl Rows {
+    fn count(&self) -> u32 {
+        u32::try_from(self.origin.len()).expect("fewer than 2^32 worlds")
+    }
+
+    fn row(&self, i: u32) -> &[u32] {
+        &self.cells[i as usize * self.width..][..self.width]
+    }
+
+    /// Adds a row; false where it was there.
+    fn add(&mut self, row: &[u32], origin: (u32, Code)) -> bool {
+        let hash = FxBuildHasher.hash_one(row);
+        let (cells, width) = (&self.cells, self.width);
+        let at = |i: u32| &cells[i as usize * width..][..width];
+        if self.index.find(hash, |&i| at(i) == row).is_some() {
+            return false;
+        }
+        let new = self.count();
+        self.cells.extend_from_slice(row);
+        self.origin.push(origin);
+        let cells = &self.cells;
+        let at = |i: u32| &cells[i as usize * width..][..width];
+        self.index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(at(i)));
+        true
+    }
+}
+
+/// An action in 32 bits: a link, or a site and the number of its move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Code(u32);
+
+impl Code {
+    const LINK: u32 = 1 << 31;
+
+    fn link(i: usize) -> Self {
+        Self(Self::LINK | u32::try_from(i).expect("few links"))
+    }
+
+    fn local(site: usize, number: usize) -> Self {
+        let site = u32::try_from(site).expect("few sites");
+        Self(site << 16 | u32::try_from(number).expect("few moves"))
+    }
+}
+
+/// What is asked of a site state again and again.
+struct Facts<T> {
+    moves: Vec<Move<T>>,
+    held: Vec<u64>,
+    live: bool,
+    waiting: bool,
+    /// Whether somebody here will move whatever others do: a holder or a timer.
+    stirring: bool,
+    at_rest: bool,
+}
+
+/// What a step comes to.
+#[derive(Clone)]
+struct Outcome {
+    local: u32,
+    sends: Box<[(u16, u32)]>,
+}
+
+struct Search<'a, P: Protocol> {
+    cluster: &'a Cluster,
+    script: &'a Script,
+    locals: Interner<Local<P>>,
+    facts: Vec<Facts<P::Timer>>,
+    envelopes: Interner<Envelope<P::Message>>,
+    queues: Interner<Box<[u32]>>,
+    /// Queue and message, with the message at the end.
+    pushed: HashMap<(u32, u32), u32, FxBuildHasher>,
+    /// Queue, without its first message.
+    popped: HashMap<u32, u32, FxBuildHasher>,
+    /// Queue and time of its receiver, with the times in it that say nothing new forgotten.
+    settled: HashMap<(u32, u64), u32, FxBuildHasher>,
+    /// Site state and input, with what comes of it.
+    steps: HashMap<(u32, u64), Result<Outcome, Violation>, FxBuildHasher>,
+    /// The two ends of each link, by its place in a row.
+    links: Vec<(SiteId, SiteId)>,
+    rows: Rows,
+    transitions: u64,
+    scratch: Vec<u32>,
+    out: EffectsOf<P>,
+}
+
+impl<'a, P: Protocol> Search<'a, P> {
+    fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
+        let pairs = |from: SiteId| cluster.others(from).map(move |to| (from, to));
+        let links: Vec<_> = cluster.all().flat_map(pairs).collect();
+        let width = usize::from(cluster.sites) + links.len();
+        let mut search = Self {
+            cluster,
+            script,
+            locals: Interner::new(),
+            facts: Vec::new(),
+            envelopes: Interner::new(),
+            queues: Interner::new(),
+            pushed: HashMap::default(),
+            popped: HashMap::default(),
+            settled: HashMap::default(),
+            steps: HashMap::default(),
+            links,
+            rows: Rows { width, cells: Vec::new(), index: HashTable::new(), origin: Vec::new() },
+            transitions: 0,
+            scratch: Vec::new(),
+            out: Effects::default(),
+        };
+        let empty = search.queues.number(Box::new([]));
+        assert_eq!(empty, EMPTY, "the empty queue has the first number");
+        let first = World::<P>::new(cluster, script);
+        let mut row: Vec<u32> = first.locals.into_iter().map(|l| search.local(l)).collect();
+        row.resize(width, EMPTY);
+        search.rows.add(&row, (0, Code(0)));
+        search
+    }
+
+    fn local(&mut self, local: Local<P>) -> u32 {
+        let number = self.locals.number(local);
+        if number as usize == self.facts.len() {
+            self.facts.push(facts(&self.locals.items[number as usize], self.cluster, self.script));
+        }
+        number
+    }
+
+    /// Takes every step from a world.
+    fn expand(&mut self, at: u32) -> Result<(), (Violation, Code)> {
+        let sites = self.cluster.sites as usize;
+        for site in 0..sites {
+            let local = self.rows.row(at)[site];
+            for number in 0..self.facts[local as usize].moves.len() {
+                let code = Code::local(site, number);
+                let outcome = self.own_step(local, number).map_err(|v| (v, code))?;
+                self.go(at, site, None, &outcome, code)?;
+            }
+        }
+        for link in 0..self.links.len() {
+            let queue = self.rows.row(at)[sites + link];
+            if queue != EMPTY {
+                let code = Code::link(link);
+                let (from, to) = self.links[link];
+                let message = self.queues.items[queue as usize][0];
+                let local = self.rows.row(at)[to.index()];
+                let outcome = self.delivery(local, from, message).map_err(|v| (v, code))?;
+                self.go(at, to.index(), Some(link), &outcome, code)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the world that a step leads to, and judges it if it is new.
+    fn go(
+        &mut self,
+        at: u32,
+        site: usize,
+        link: Option<usize>,
+        outcome: &Outcome,
+        code: Code,
+    ) -> Result<(), (Violation, Code)> {
+        let sites = self.cluster.sites as usize;
+        let mut row = std::mem::take(&mut self.scratch);
+        row.clear();
+        row.extend_from_slice(self.rows.row(at));
+        row[site] = outcome.local;
+        if let Some(link) = link {
+            row[sites + link] = self.pop(row[sites + link]);
+        }
+        for &(to, message) in &outcome.sends {
+            let to = usize::from(to);
+            let link = self.place(site, to);
+            row[link] = self.push(row[link], message);
+            row[link] = self.forget_times(row[link], row[to]);
+        }
+        for from in (0..sites).filter(|&from| from != site) {
+            let link = self.place(from, site);
+            row[link] = self.forget_times(row[link], outcome.local);
+        }
+        self.transitions += 1;
+        let new = self.rows.add(&row, (at, code));
+        let verdict = if new { self.judge(&row) } else { Ok(()) };
+        self.scratch = row;
+        verdict.map_err(|violation| (violation, code))
+    }
+
+    /// Where a link stands in a row: behind the sites, those of one sender together, without one
+    /// to itself.
+    const fn place(&self, from: usize, to: usize) -> usize {
+        let sites = self.cluster.sites as usize;
+        sites + from * (sites - 1) + if to > from { to - 1 } else { to }
+    }
+
+    fn own_step(&mut self, local: u32, number: usize) -> Result<Outcome, Violation> {
+        let key = (local, number as u64);
+        if let Some(outcome) = self.steps.get(&key) {
+            return outcome.clone();
+        }
+        let action = self.facts[local as usize].moves[number];
+        let before = &self.locals.items[local as usize];
+        let input = before.input(action, self.script);
+        self.take_step(key, input)
+    }
+
+    fn delivery(&mut self, local: u32, from: SiteId, message: u32) -> Result<Outcome, Violation> {
+        let key = (local, 1 << 63 | u64::from(from.0) << 32 | u64::from(message));
+        if let Some(outcome) = self.steps.get(&key) {
+            return outcome.clone();
+        }
+        let (time, message) = self.envelopes.items[message as usize].clone();
+        self.take_step(key, Input::Deliver { from, clock: clock(time), message })
+    }
+
+    fn take_step(
+        &mut self,
+        key: (u32, u64),
+        input: Input<P::Message, P::Timer>,
+    ) -> Result<Outcome, Violation> {
+        let mut local = self.locals.items[key.0 as usize].clone();
+        let mut out = std::mem::take(&mut self.out);
+        let result = local.apply(input, &mut out).map(|()| {
+            let mut sends = Vec::new();
+            for effect in out.as_slice() {
+                if let Effect::Send { to, clock, message, .. } = effect {
+                    sends.push((to.0, self.envelopes.number((clock.time, message.clone()))));
+                }
+            }
+            Outcome { local: self.local(local), sends: sends.into() }
+        });
+        out.drain();
+        self.out = out;
+        self.steps.insert(key, result.clone());
+        result
+    }
+
+    fn pop(&mut self, queue: u32) -> u32 {
+        if let Some(&rest) = self.popped.get(&queue) {
+            return rest;
+        }
+        let rest = self.queues.items[queue as usize][1..].into();
+        let rest = self.queues.number(rest);
+        self.popped.insert(queue, rest);
+        rest
+    }
+
+    fn push(&mut self, queue: u32, message: u32) -> u32 {
+        if let Some(&longer) = self.pushed.get(&(queue, message)) {
+            return longer;
+        }
+        let mut longer = self.queues.items[queue as usize].to_vec();
+        longer.push(message);
+        let longer = self.queues.number(longer.into());
+        self.pushed.insert((queue, message), longer);
+        longer
+    }
+
+    /// Forgets the times in a queue that say nothing new to its receiver; see [`news`].
+    fn forget_times(&mut self, queue: u32, receiver: u32) -> u32 {
+        if queue == EMPTY {
+            return EMPTY;
+        }
+        let time = self.locals.items[receiver as usize].time;
+        if let Some(&settled) = self.settled.get(&(queue, time)) {
+            return settled;
+        }
+        let mut settled = self.queues.items[queue as usize].to_vec();
+        for number in &mut settled {
+            let (sent, message) = &self.envelopes.items[*number as usize];
+            let envelope = (news(*sent, time), message.clone());
+            *number = self.envelopes.number(envelope);
+        }
+        let settled = self.queues.number(settled.into());
+        self.settled.insert((queue, time), settled);
+        settled
+    }
+
+    /// The promises that can be judged in one world.
+    fn judge(&self, row: &[u32]) -> Result<(), Violation> {
+        let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
+        for (pool, units) in self.cluster.pools.iter().enumerate() {
+            let held: u64 = facts().map(|facts| facts.held[pool]).sum();
+            if held > u64::from(units.0) {
+                let detail = format!("{held} units of pool p{pool} are held, which has {units}");
+                return Err(Violation::new("capacity", detail));
+            }
+        }
+        if queues.iter().any(|&queue| queue != EMPTY) || facts().any(|facts| facts.stirring) {
+            return Ok(());
+        }
+        if facts().any(|facts| facts.waiting) {
+            let detail = "a claim waits, nothing is in flight and nobody holds anything";
+            return Err(Violation::new("progress", detail));
+        }
+        if !facts().any(|facts| facts.live) && !facts().all(|facts| facts.at_rest) {
+            return Err(Violation::new(
+                "rest",
+                "no claims and no messages, yet a site is not idle",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The steps from the start to a world and the one after it, with their effects.
+    fn way_to(&self, at: u32, last: Code) -> Vec<Step<P::Message, P::Timer>> {
+        let mut codes = vec![last];
+        let mut row = at;
+        while row != 0 {
+            let (before, code) = self.rows.origin[row as usize];
+            codes.push(code);
+            row = before;
+        }
+        let mut world = World::<P>::new(self.cluster, self.script);
+        let mut steps = Vec::new();
+        for code in codes.into_iter().rev() {
+            let action = self.action(&world, code);
+            let (site, input) = world.input(action, self.script);
+            let mut out = Effects::default();
+            // The last step may be the violation itself.
+            let verdict = world.apply(site, input.clone(), &mut out);
+            let number = steps.len() as u64 + 1;
+            steps.push(Step::new(number, None, site, input, out.drain().collect()));
+            if verdict.is_err() {
+                break;
+            }
+        }
+        steps
+    }
+
+    fn action(&self, world: &World<P>, code: Code) -> Action<P::Timer> {
+        if code.0 & Code::LINK != 0 {
+            let (from, to) = self.links[(code.0 & !Code::LINK) as usize];
+            return Action::Deliver { from, to };
+        }
+        let site = SiteId(u16::try_from(code.0 >> 16).expect("it came from 16 bits"));
+        let moves = world.locals[site.index()].moves(self.script);
+        Action::Local(site, moves[(code.0 & 0xFFFF) as usize])
+    }
+
+    fn report(
+        self,
+        depth: u32,
+        complete: bool,
+        violation: Option<(Violation, Vec<Step<P::Message, P::Timer>>)>,
+    ) -> Exploration<P> {
+        let states = u64::from(self.rows.count());
+        Exploration { states, transitions: self.transitions, depth, complete, violation }
+    }
+}
+
+const EMPTY: u32 = 0;
+
+fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> Facts<P::Timer> {
+    let mut held = vec![0; cluster.pools.len()];
+    for client in local.claims.iter().filter(|client| client.held) {
+        for (pool, units) in client.demand.parts() {
+            held[pool.index()] += u64::from(units.0);
+        }
+    }
+    Facts {
+        moves: local.moves(script),
+        held,
+        live: !local.claims.is_empty(),
+        waiting: local.claims.iter().any(|client| !client.held),
+        stirring: local.claims.iter().any(|client| client.held) || !local.timers.is_empty(),
+        at_rest: local.protocol.is_at_rest(),
+    }
+}

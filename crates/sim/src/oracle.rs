@@ -1,0 +1,241 @@
+//! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
+//! thinks of itself.
+
+use kofm_core::{Cluster, Demand, Fence, PoolId, Stamp, Unit};
+
+use crate::world::Violation;
+
+/// Everything that clients have seen so far.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    pools: Vec<PoolView>,
+    claims: Vec<Seen>,
+    /// Numbers of the claims of each site, in the order of their stamps.
+    by_site: Vec<Vec<(u64, u32)>>,
+    /// Numbers of the claims that wait, oldest first.
+    waiting: Vec<u32>,
+    max_in_use: u64,
+    violations: Vec<Violation>,
+    violation_count: u64,
+}
+
+#[derive(Clone, Debug)]
+struct PoolView {
+    units: u64,
+    held: u64,
+    /// For each amount, the largest fence that a grant of that amount or more had. Beyond
+    /// `FENCED_AMOUNTS` only the amounts that conflict with everything are told apart.
+    fence_of: Vec<u64>,
+    /// Who has each named unit, and the largest fence it was granted under.
+    named: Vec<(Option<Stamp>, u64)>,
+}
+
+/// One claim as its client sees it.
+#[derive(Clone, Debug)]
+struct Seen {
+    demand: Demand,
+    held: bool,
+    over: bool,
+    overtaken: u32,
+    units: Vec<Unit>,
+}
+
+/// Pools with more units than this have their fences checked by named units only.
+const FENCED_AMOUNTS: u64 = 4_096;
+
+/// Violations kept in full; all are counted.
+const KEPT: usize = 20;
+
+impl Oracle {
+    /// Nothing seen yet.
+    pub fn new(cluster: &Cluster) -> Self {
+        let view = |&units: &kofm_core::Units| {
+            let units = u64::from(units.0);
+            let amounts = if units <= FENCED_AMOUNTS { units as usize + 1 } else { 0 };
+            PoolView { units, held: 0, fence_of: vec![0; amounts], named: Vec::new() }
+        };
+        Self {
+            pools: cluster.pools.iter().map(view).collect(),
+            claims: Vec::new(),
+            by_site: vec![Vec::new(); usize::from(cluster.sites)],
+            waiting: Vec::new(),
+            max_in_use: 0,
+            violations: Vec::new(),
+            violation_count: 0,
+        }
+    }
+
+    /// A claim was made; says its number.
+    pub fn claimed(&mut self, claim: Stamp, demand: &Demand) -> u32 {
+        let number = u32::try_from(self.claims.len()).expect("fewer than 2^32 claims");
+        self.claims.push(Seen {
+            demand: demand.clone(),
+            held: false,
+            over: false,
+            overtaken: 0,
+            units: Vec::new(),
+        });
+        self.by_site[claim.site.index()].push((claim.time, number));
+        self.waiting.push(number);
+        number
+    }
+
+    /// The number of a claim.
+    pub fn number(&self, claim: Stamp) -> Option<u32> {
+        // Nearly always one of the last.
+        let claims = self.by_site.get(claim.site.index())?;
+        claims
+            .iter()
+            .rev()
+            .find(|entry| entry.0 <= claim.time)
+            .filter(|e| e.0 == claim.time)
+            .map(|e| e.1)
+    }
+
+    /// A claim was granted; says its number where the grant was due.
+    pub fn granted(&mut self, claim: Stamp, fence: Fence, units: &[Unit]) -> Option<u32> {
+        let number = self.number(claim);
+        let due =
+            number.filter(|&n| !self.claims[n as usize].held && !self.claims[n as usize].over);
+        let Some(number) = due else {
+            self.violate("one grant", format!("{claim} was granted, not waiting"));
+            return None;
+        };
+        self.waiting.retain(|&waiting| waiting != number);
+        self.count_overtaken(number);
+        let demand = self.claims[number as usize].demand.clone();
+        for (pool, k) in demand.parts() {
+            let view = &mut self.pools[pool.index()];
+            view.held += u64::from(k.0);
+            let (held, capacity) = (view.held, view.units);
+            self.max_in_use = self.max_in_use.max(held);
+            if held > capacity {
+                self.violate("capacity", format!("{held} units of {pool} held, it has {capacity}"));
+            }
+            self.check_fence(claim, fence, pool.index(), k.0);
+        }
+        if !units.is_empty() {
+            self.check_names(claim, fence, &demand, units);
+        }
+        let seen = &mut self.claims[number as usize];
+        seen.held = true;
+        seen.units = units.to_vec();
+        Some(number)
+    }
+
+    /// A holder gave back a part, or with `None` all.
+    pub fn released(&mut self, number: u32, part: Option<&Demand>) {
+        let seen = &mut self.claims[number as usize];
+        let part = part.unwrap_or(&seen.demand).clone();
+        seen.demand = seen.demand.minus(&part).expect("clients give back what they hold");
+        let over = seen.demand.is_empty();
+        seen.over = over;
+        seen.held = !over;
+        for (pool, k) in part.parts() {
+            let view = &mut self.pools[pool.index()];
+            view.held -= u64::from(k.0);
+            // A part is the units that the grant listed last.
+            for _ in 0..k.0 {
+                let Some(last) = seen.units.iter().rposition(|unit| unit.pool == pool) else {
+                    break;
+                };
+                view.named[seen.units.remove(last).number as usize].0 = None;
+            }
+        }
+    }
+
+    /// A waiting claim was withdrawn or rejected.
+    pub fn ended(&mut self, number: u32) {
+        self.waiting.retain(|&waiting| waiting != number);
+        self.claims[number as usize].over = true;
+    }
+
+    /// Notes a violation.
+    pub fn violate(&mut self, property: &'static str, detail: String) {
+        self.violation_count += 1;
+        if self.violations.len() < KEPT {
+            self.violations.push(Violation::new(property, detail));
+        }
+    }
+
+    /// The units that a claim asks for or holds, over all pools.
+    pub fn units(&self, number: u32) -> u64 {
+        self.claims[number as usize].demand.parts().map(|part| u64::from(part.1.0)).sum()
+    }
+
+    /// The first pool that a claim holds units of.
+    pub fn first_pool(&self, number: u32) -> PoolId {
+        self.claims[number as usize].demand.pools().next().expect("a holder has units")
+    }
+
+    /// Claims that still wait.
+    pub fn unserved(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    /// The most units of one pool that were held at once.
+    pub const fn max_in_use(&self) -> u64 {
+        self.max_in_use
+    }
+
+    /// The largest number of younger grants that passed one waiting claim.
+    pub fn overtaken_max(&self) -> u32 {
+        self.claims.iter().map(|seen| seen.overtaken).max().unwrap_or(0)
+    }
+
+    /// The first violations, and how many there were.
+    pub fn violations(&self) -> (&[Violation], u64) {
+        (&self.violations, self.violation_count)
+    }
+
+    fn count_overtaken(&mut self, granted: u32) {
+        let demand = self.claims[granted as usize].demand.clone();
+        for &older in self.waiting.iter().take_while(|&&waiting| waiting < granted) {
+            let seen = &mut self.claims[older as usize];
+            if demand.pools().any(|pool| !seen.demand.units(pool).is_zero()) {
+                seen.overtaken += 1;
+            }
+        }
+    }
+
+    /// Of two grants that could not coexist, the later has the larger fence.
+    fn check_fence(&mut self, claim: Stamp, fence: Fence, pool: usize, k: u32) {
+        let view = &mut self.pools[pool];
+        if view.fence_of.is_empty() {
+            return;
+        }
+        let conflicting = view.units as usize + 1 - k as usize;
+        let before = view.fence_of.get(conflicting).copied().unwrap_or(0);
+        for amount in &mut view.fence_of[..=k as usize] {
+            *amount = fence.0.max(*amount);
+        }
+        if before >= fence.0 {
+            let detail = format!("{claim} has fence {fence} after a conflicting one of {before}");
+            self.violate("fence", detail);
+        }
+    }
+
+    fn check_names(&mut self, claim: Stamp, fence: Fence, demand: &Demand, units: &[Unit]) {
+        for (pool, k) in demand.parts() {
+            let given = units.iter().filter(|unit| unit.pool == pool).count();
+            if given != k.0 as usize {
+                self.violate("names", format!("{claim} asked {k} of {pool} and got {given}"));
+            }
+        }
+        for unit in units {
+            let named = &mut self.pools[unit.pool.index()].named;
+            if named.len() <= unit.number as usize {
+                named.resize(unit.number as usize + 1, (None, 0));
+            }
+            let (holder, before) = named[unit.number as usize];
+            named[unit.number as usize] = (Some(claim), fence.0);
+            if let Some(holder) = holder {
+                self.violate("exclusion", format!("{unit} given to {claim} while {holder} has it"));
+            }
+            if before >= fence.0 {
+                let detail = format!("{unit} has fence {fence} after one of {before}");
+                self.violate("fence", detail);
+            }
+        }
+    }
+}

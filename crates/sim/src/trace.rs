@@ -1,0 +1,195 @@
+//! The one trace format: what went in and what came out, step by step.
+//!
+//! A file is a header line and a line per step, each a JSON document. The checker's
+//! counterexamples, simulated runs and recordings of sites are all this file.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, Write};
+
+use kofm_core::{Clock, Cluster, Effect, Effects, Input, Protocol, SiteId, step};
+use serde::{Deserialize, Serialize};
+
+use crate::span::{DELAY, Time};
+
+/// The first line of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// The version of the format.
+    pub kofm_trace: u32,
+    /// The protocol's name.
+    pub protocol: String,
+    /// The cluster that it ran in.
+    pub cluster: Cluster,
+}
+
+impl Header {
+    /// The version that is written.
+    pub const VERSION: u32 = 1;
+
+    /// The header of a run.
+    pub fn new(protocol: &str, cluster: &Cluster) -> Self {
+        Self { kofm_trace: Self::VERSION, protocol: protocol.to_owned(), cluster: cluster.clone() }
+    }
+}
+
+/// One step of one site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step<M, T> {
+    /// Counted from 1 over all sites.
+    pub step: u64,
+    /// When, where there is a time: millionths of a link delay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+    /// Which site.
+    pub site: SiteId,
+    /// What went in.
+    pub input: Input<M, T>,
+    /// What came out, in order.
+    pub effects: Vec<Effect<M, T>>,
+}
+
+impl<M: std::fmt::Debug, T: std::fmt::Debug> Step<M, T> {
+    /// A step.
+    pub const fn new(
+        step: u64,
+        at: Option<Time>,
+        site: SiteId,
+        input: Input<M, T>,
+        effects: Vec<Effect<M, T>>,
+    ) -> Self {
+        Self { step, at, site, input, effects }
+    }
+
+    /// The step as a line for people.
+    pub fn text(&self) -> String {
+        let mut line = format!("{:>4}. ", self.step);
+        if let Some(at) = self.at {
+            // Whole thousandths of a delay are plenty for people.
+            let thousandths = at / (DELAY / 1_000);
+            let _ = write!(line, "{:>6}.{:03}  ", thousandths / 1_000, thousandths % 1_000);
+        }
+        let site = self.site;
+        let _ = match &self.input {
+            Input::Claim { claim, demand } => write!(line, "{site} claim {claim} {demand}"),
+            Input::Release { claim, part: None } => write!(line, "{site} release {claim}"),
+            Input::Release { claim, part: Some(part) } => {
+                write!(line, "{site} release {part} of {claim}")
+            }
+            Input::Withdraw { claim } => write!(line, "{site} withdraw {claim}"),
+            Input::Deliver { from, message, .. } => write!(line, "{site} <- {from} {message:?}"),
+            Input::Fire { timer } => write!(line, "{site} timer {timer:?}"),
+        };
+        for (i, effect) in self.effects.iter().enumerate() {
+            line.push_str(if i == 0 { " | " } else { "; " });
+            let _ = match effect {
+                Effect::Send { to, message, .. } => write!(line, "send {to} {message:?}"),
+                Effect::Grant { claim, fence, units } if units.is_empty() => {
+                    write!(line, "GRANT {claim} fence {fence}")
+                }
+                Effect::Grant { claim, fence, units } => {
+                    write!(line, "GRANT {claim} fence {fence} units {units:?}")
+                }
+                Effect::Reject { claim, reason } => write!(line, "reject {claim}: {reason}"),
+                Effect::Arm { timer, min, max } => {
+                    write!(line, "arm {timer:?} {min:?}..{max:?}")
+                }
+                Effect::Disarm { timer } => write!(line, "disarm {timer:?}"),
+            };
+        }
+        line
+    }
+}
+
+/// Writes a trace.
+pub struct Writer<W> {
+    sink: W,
+}
+
+impl<W> std::fmt::Debug for Writer<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Writer")
+    }
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the header.
+    pub fn new(mut sink: W, header: &Header) -> io::Result<Self> {
+        serde_json::to_writer(&mut sink, header)?;
+        sink.write_all(b"\n")?;
+        Ok(Self { sink })
+    }
+
+    /// Writes a step.
+    pub fn step<M: Serialize, T: Serialize>(&mut self, step: &Step<M, T>) -> io::Result<()> {
+        serde_json::to_writer(&mut self.sink, step)?;
+        self.sink.write_all(b"\n")
+    }
+
+    /// Everything is written; gives back what it was written to.
+    pub fn finish(mut self) -> io::Result<W> {
+        self.sink.flush()?;
+        Ok(self.sink)
+    }
+}
+
+/// Reads the header of a trace.
+pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
+    let mut line = String::new();
+    source.read_line(&mut line).map_err(|error| format!("cannot read: {error}"))?;
+    let header: Header = serde_json::from_str(&line)
+        .map_err(|error| format!("line 1 is not the header of a trace: {error}"))?;
+    if header.kofm_trace != Header::VERSION {
+        let (found, known) = (header.kofm_trace, Header::VERSION);
+        return Err(format!("line 1: trace version {found}, this kofm reads {known}"));
+    }
+    if header.cluster.sites == 0 || header.cluster.pools.is_empty() {
+        return Err("line 1: a cluster has at least one site and one pool".into());
+    }
+    Ok(header)
+}
+
+/// Runs a trace again, calling `show` with each step; says how many there were.
+///
+/// Stops with an error at the first line that cannot be read, and at the first step whose effects
+/// are not the recorded ones.
+pub fn replay<P: Protocol>(
+    header: &Header,
+    source: impl BufRead,
+    mut show: impl FnMut(&Step<P::Message, P::Timer>),
+) -> Result<u64, String> {
+    let cluster = &header.cluster;
+    let mut sites: Vec<(P, Clock)> =
+        cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect();
+    let mut out = Effects::default();
+    let mut count = 0;
+    for (number, line) in (2..).zip(source.lines()) {
+        let line = line.map_err(|error| format!("line {number}: {error}"))?;
+        let recorded: Step<P::Message, P::Timer> = serde_json::from_str(&line)
+            .map_err(|error| format!("line {number} is not a step of {}: {error}", P::NAME))?;
+        let site = recorded.site;
+        let (protocol, clock) = sites
+            .get_mut(site.index())
+            .ok_or_else(|| format!("line {number}: there is no site {site}"))?;
+        if let Input::Claim { claim, .. } = &recorded.input
+            && (claim.site != site || claim.time <= clock.time || claim.time >= Clock::LIMIT)
+        {
+            return Err(format!("line {number}: {site} cannot have made claim {claim} then"));
+        }
+        step(protocol, clock, recorded.input.clone(), &mut out)
+            .map_err(|fault| format!("line {number}: {site} refuses the message: {fault}"))?;
+        let effects: Vec<_> = out.drain().collect();
+        if effects != recorded.effects {
+            let now = Step { effects, ..recorded.clone() };
+            return Err(format!(
+                "line {number} does not replay\nrecorded {}\n    here {}",
+                recorded.text(),
+                now.text()
+            ));
+        }
+        show(&recorded);
+        count += 1;
+    }
+    Ok(count)
+}

@@ -1,0 +1,308 @@
+//! Sites, the messages between them, and their clients: everything, as one value.
+//!
+//! A [`World`] can list what may happen next and let one of it happen. The exhaustive checker
+//! tries everything; scripts and replays say what.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use kofm_core::{
+    Clock, Cluster, Demand, Effect, EffectsOf, Input, InputOf, PeerFault, Protocol, SiteId, Stamp,
+    step,
+};
+
+/// What the clients of each site may do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Script {
+    /// Claims that each site makes, by site.
+    pub rounds: Vec<u32>,
+    /// What a claim may ask for.
+    pub demands: Vec<Demand>,
+    /// Claims of one site that may be live at once.
+    pub slots: usize,
+    /// Whether a waiting claim may be withdrawn.
+    pub withdraw: bool,
+    /// Whether a holder may give back one unit at a time.
+    pub partial: bool,
+}
+
+impl Script {
+    /// `rounds` claims per site, one at a time, each for one of the demands.
+    pub fn new(sites: u16, rounds: u32, demands: Vec<Demand>) -> Self {
+        let rounds = vec![rounds; usize::from(sites)];
+        Self { rounds, demands, slots: 1, withdraw: false, partial: false }
+    }
+}
+
+/// One site: the protocol, its clock and timers, and its clients.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Local<P: Protocol> {
+    /// The protocol value.
+    pub protocol: P,
+    /// The site's clock, without fences: nothing depends on them, so worlds that differ only there
+    /// are the same.
+    pub time: u64,
+    /// Timers that are armed.
+    pub timers: BTreeSet<P::Timer>,
+    /// Claims that its clients have still to make.
+    pub rounds: u32,
+    /// Claims that are live, oldest first.
+    pub claims: Vec<Client>,
+}
+
+/// One live claim, as its client sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    /// The claim.
+    pub claim: Stamp,
+    /// What it asks for, or still holds.
+    pub demand: Demand,
+    /// Whether it was granted.
+    pub held: bool,
+}
+
+/// What a client or a timer of one site may do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Move<T> {
+    /// Ask for the demand of this number in the script.
+    Claim(usize),
+    /// Give back everything, of the live claim of this number.
+    Release(usize),
+    /// Give back one unit of the first pool.
+    ReleaseOne(usize),
+    /// Give up waiting.
+    Withdraw(usize),
+    /// A timer fires.
+    Fire(T),
+}
+
+/// What may happen next in a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Action<T> {
+    /// Something at this site.
+    Local(SiteId, Move<T>),
+    /// The oldest message of this link arrives.
+    Deliver {
+        /// The sender.
+        from: SiteId,
+        /// The receiver.
+        to: SiteId,
+    },
+}
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which one, by its short name.
+    pub property: &'static str,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl Violation {
+    /// A violation of `property`.
+    pub fn new(property: &'static str, detail: impl Into<String>) -> Self {
+        Self { property, detail: detail.into() }
+    }
+
+    fn refused(fault: &PeerFault) -> Self {
+        Self::new("understanding", format!("a correct site's message was refused: {fault}"))
+    }
+}
+
+impl<P: Protocol> Local<P> {
+    /// A site at rest.
+    pub fn new(me: SiteId, cluster: &Cluster, rounds: u32) -> Self {
+        Self {
+            protocol: P::new(me, cluster),
+            time: 0,
+            timers: BTreeSet::new(),
+            rounds,
+            claims: Vec::new(),
+        }
+    }
+
+    /// What its clients and timers may do.
+    pub fn moves(&self, script: &Script) -> Vec<Move<P::Timer>> {
+        let mut list = Vec::new();
+        if self.rounds > 0 && self.claims.len() < script.slots {
+            list.extend((0..script.demands.len()).map(Move::Claim));
+        }
+        for (i, client) in self.claims.iter().enumerate() {
+            if client.held {
+                list.push(Move::Release(i));
+                let total: u32 = client.demand.parts().map(|part| part.1.0).sum();
+                if script.partial && total > 1 {
+                    list.push(Move::ReleaseOne(i));
+                }
+            } else if script.withdraw {
+                list.push(Move::Withdraw(i));
+            }
+        }
+        list.extend(self.timers.iter().copied().map(Move::Fire));
+        list
+    }
+
+    /// The input that a move is.
+    pub fn input(&self, action: Move<P::Timer>, script: &Script) -> InputOf<P> {
+        match action {
+            Move::Claim(i) => Input::Claim {
+                claim: clock(self.time).next_stamp(self.protocol.me()),
+                demand: script.demands[i].clone(),
+            },
+            Move::Release(i) => Input::Release { claim: self.claims[i].claim, part: None },
+            Move::ReleaseOne(i) => {
+                let client = &self.claims[i];
+                let pool = client.demand.pools().next().expect("a live claim has units");
+                Input::Release { claim: client.claim, part: Some(Demand::one(pool, 1)) }
+            }
+            Move::Withdraw(i) => Input::Withdraw { claim: self.claims[i].claim },
+            Move::Fire(timer) => Input::Fire { timer },
+        }
+    }
+
+    /// Takes a step and keeps the clients' books. What it sends stays in `out`.
+    pub fn apply(&mut self, input: InputOf<P>, out: &mut EffectsOf<P>) -> Result<(), Violation> {
+        match &input {
+            Input::Claim { claim, demand } => {
+                self.rounds = self.rounds.saturating_sub(1);
+                let client = Client { claim: *claim, demand: demand.clone(), held: false };
+                self.claims.push(client);
+            }
+            Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
+            Input::Withdraw { claim } => self.claims.retain(|client| client.claim != *claim),
+            Input::Deliver { .. } => {}
+            Input::Fire { timer } => {
+                self.timers.remove(timer);
+            }
+        }
+        let mut now = clock(self.time);
+        step(&mut self.protocol, &mut now, input, out)
+            .map_err(|fault| Violation::refused(&fault))?;
+        self.time = now.time;
+        for effect in out.as_slice() {
+            match effect {
+                Effect::Grant { claim, .. } => self.granted(*claim)?,
+                Effect::Reject { claim, .. } => self.claims.retain(|c| c.claim != *claim),
+                Effect::Arm { timer, .. } => {
+                    self.timers.insert(*timer);
+                }
+                Effect::Disarm { timer } => {
+                    self.timers.remove(timer);
+                }
+                Effect::Send { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, claim: Stamp, part: Option<&Demand>) {
+        if let (Some(part), Some(client)) =
+            (part, self.claims.iter_mut().find(|c| c.claim == claim))
+        {
+            client.demand = client.demand.minus(part).expect("clients give back what they hold");
+        }
+        self.claims.retain(|c| c.claim != claim || (part.is_some() && !c.demand.is_empty()));
+    }
+
+    fn granted(&mut self, claim: Stamp) -> Result<(), Violation> {
+        let waiting = self.claims.iter_mut().find(|client| client.claim == claim && !client.held);
+        let Some(client) = waiting else {
+            return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
+        };
+        client.held = true;
+        Ok(())
+    }
+}
+
+/// A message on a link, with its sender's time.
+pub type Envelope<M> = (u64, M);
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World<P: Protocol> {
+    /// The sites.
+    pub locals: Vec<Local<P>>,
+    /// Messages in flight, one queue per ordered pair: sender × sites + receiver.
+    pub links: Vec<VecDeque<Envelope<P::Message>>>,
+}
+
+impl<P: Protocol> World<P> {
+    /// All sites at rest.
+    pub fn new(cluster: &Cluster, script: &Script) -> Self {
+        let local = |me: SiteId| Local::new(me, cluster, script.rounds[me.index()]);
+        let sites = usize::from(cluster.sites);
+        Self {
+            locals: cluster.all().map(local).collect(),
+            links: vec![VecDeque::new(); sites * sites],
+        }
+    }
+
+    /// What may happen next, sites first, then links, in order.
+    pub fn enabled(&self, script: &Script) -> Vec<Action<P::Timer>> {
+        let mut list = Vec::new();
+        for (site, local) in (0..).map(SiteId).zip(&self.locals) {
+            list.extend(local.moves(script).into_iter().map(|m| Action::Local(site, m)));
+        }
+        for (i, link) in self.links.iter().enumerate() {
+            if !link.is_empty() {
+                let (from, to) = ends(i, self.locals.len());
+                list.push(Action::Deliver { from, to });
+            }
+        }
+        list
+    }
+
+    /// The site at which an action happens, and the input that it is. Takes the message off its
+    /// link.
+    pub fn input(&mut self, action: Action<P::Timer>, script: &Script) -> (SiteId, InputOf<P>) {
+        match action {
+            Action::Local(site, action) => (site, self.locals[site.index()].input(action, script)),
+            Action::Deliver { from, to } => {
+                let link = &mut self.links[from.index() * self.locals.len() + to.index()];
+                let (time, message) = link.pop_front().expect("only full links are delivered");
+                (to, Input::Deliver { from, clock: clock(time), message })
+            }
+        }
+    }
+
+    /// Lets one input happen and puts what is sent on the links. The effects stay in `out`.
+    pub fn apply(
+        &mut self,
+        site: SiteId,
+        input: InputOf<P>,
+        out: &mut EffectsOf<P>,
+    ) -> Result<(), Violation> {
+        let sites = self.locals.len();
+        self.locals[site.index()].apply(input, out)?;
+        for effect in out.as_slice() {
+            if let Effect::Send { to, clock, message, .. } = effect {
+                let link = &mut self.links[site.index() * sites + to.index()];
+                link.push_back((news(clock.time, self.locals[to.index()].time), message.clone()));
+            }
+        }
+        let time = self.locals[site.index()].time;
+        for link in self.links.iter_mut().skip(site.index()).step_by(sites) {
+            for envelope in link {
+                envelope.0 = news(envelope.0, time);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A sender's time as far as it can still matter: a receiver that is ahead of it already will be
+/// when the message arrives, so then it is forgotten, and equal worlds are equal.
+pub(crate) const fn news(sent: u64, receiver: u64) -> u64 {
+    if sent > receiver { sent } else { 0 }
+}
+
+/// A clock without fences.
+pub(crate) const fn clock(time: u64) -> Clock {
+    Clock { time, fence: 0 }
+}
+
+/// The two ends of a link by its number.
+pub(crate) fn ends(link: usize, sites: usize) -> (SiteId, SiteId) {
+    let site = |i: usize| SiteId(u16::try_from(i).expect("sites fit in 16 bits"));
+    (site(link / sites), site(link % sites))
+}
