@@ -53,6 +53,8 @@
 //! Whether sets do meet is checked in the tests, exactly for small clusters and by samples for
 //! large ones; no construction is trusted.
 
+mod census;
+mod comparison;
 mod construction;
 mod error;
 mod field;
@@ -63,13 +65,17 @@ mod shape;
 mod singer;
 #[cfg(test)]
 mod tests;
+mod thousandths;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+pub use census::Census;
+pub use comparison::{Comparison, Fewer, Row, compare};
 pub use construction::Construction;
 pub use error::QuorumError;
 use shape::{Shape, Task};
+pub use thousandths::Thousandths;
 
 use crate::types::SiteId;
 
@@ -152,6 +158,15 @@ impl RequestSets {
     /// All sites, in order.
     pub fn sites(&self) -> impl ExactSizeIterator<Item = SiteId> + use<> {
         (0..self.sites).map(SiteId)
+    }
+
+    /// How many arbiters there are.
+    fn arbiters(&self) -> u32 {
+        self.named.as_deref().map_or_else(|| u32::from(self.sites), count)
+    }
+
+    fn is_arbiter(&self, site: SiteId) -> bool {
+        self.named.as_ref().is_none_or(|list| list.binary_search(&site).is_ok())
     }
 
     /// The place of `site` among the arbiters; a site that is none shares the set of one.

@@ -54,6 +54,12 @@ impl Projective {
         (arbiters / smallest).saturating_sub(1) / meet
     }
 
+    /// The most points that a space has of which each can have a site of its own.
+    pub(super) fn largest_within(arbiters: u32, meet: u32) -> Option<u32> {
+        let length = usize::try_from(meet).ok()?.checked_add(1)?;
+        count_points(largest_order(arbiters, length)?, length)
+    }
+
     /// Of the largest space that fits and the smallest that does not, the one with smaller sets.
     fn best_order(arbiters: u32, length: usize, copies: u32) -> Option<u32> {
         let below = largest_order(arbiters / copies, length);
