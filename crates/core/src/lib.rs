@@ -6,6 +6,7 @@ extern crate alloc;
 pub mod parts;
 mod protocol;
 pub mod protocols;
+pub mod quorums;
 pub mod topology;
 mod types;
 
