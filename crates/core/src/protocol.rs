@@ -32,7 +32,13 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// Units in `pool`; `None` where it does not exist.
     fn capacity(&self, pool: PoolId) -> Option<Units>;
 
-    /// A client asks. The demand is feasible; the stamp is newer than anything this site has seen.
+    /// The stamp that the next claim takes: from the site's clock, unless the protocol keeps its
+    /// own. Every stamp of a site is newer than its last.
+    fn next_stamp(&self, clock: Clock) -> Stamp {
+        clock.next_stamp(self.me())
+    }
+
+    /// A client asks. The demand is feasible; the stamp is that of [`next_stamp`](Self::next_stamp).
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>);
     /// A holder gives back a part, or with `None` all that is left. Where units have names, a part
     /// is those that the grant listed last. Unknown claims are ignored.
@@ -68,7 +74,7 @@ pub type EffectOf<P> = Effect<<P as Protocol>::Message, <P as Protocol>::Timer>;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Input<M, T> {
-    /// A client asks; the stamp comes from [`Clock::next_stamp`].
+    /// A client asks; the stamp comes from [`Protocol::next_stamp`].
     Claim {
         /// The claim's identity.
         claim: Stamp,
@@ -242,8 +248,11 @@ pub fn step<P: Protocol>(
     out.clock = *clock;
     match input {
         Input::Claim { claim, demand } => {
-            assert!(claim.site == protocol.me() && claim.time > clock.time, "stale stamp {claim}");
-            out.clock.time = claim.time;
+            assert_eq!(claim, protocol.next_stamp(*clock), "a claim takes the next stamp");
+            // A protocol with a clock of its own leaves the site's alone.
+            if claim == clock.next_stamp(claim.site) {
+                out.clock.time = claim.time;
+            }
             match feasible(protocol, &demand) {
                 Ok(()) => protocol.on_claim(claim, demand, out),
                 Err(reason) => out.reject(claim, reason),

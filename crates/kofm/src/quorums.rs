@@ -1,13 +1,42 @@
 //! `kofm quorums`: whom to ask, the constructions side by side.
 
 use std::fmt::Write as _;
+use std::process::ExitCode;
 
-use kofm_core::quorums::{Comparison, QuorumError, Row, compare};
+use kofm_core::quorums::{Comparison, Row, compare};
 
-/// The comparison for a cluster, as text for people or as one line of JSON.
-pub fn report(sites: u16, units: u32, crashes: u16, json: bool) -> Result<String, QuorumError> {
-    let comparison = compare(sites, units, crashes)?;
-    Ok(if json { to_json(&comparison) } else { to_text(&comparison) })
+use crate::failure::Failure;
+use crate::output::say;
+
+const EXAMPLES: &str = "\
+Examples:
+  kofm quorums --sites 100 --units 2
+  kofm quorums --sites 13 --units 1 --json
+  kofm quorums --sites 20 --units 2 --crashes 2";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// How many sites
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    sites: u16,
+    /// Units in the pool
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    units: u32,
+    /// Arbiters that may be dead
+    #[arg(long, value_name = "F", default_value_t = 0)]
+    crashes: u16,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let comparison = compare(args.sites, args.units, args.crashes)
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    say(&if args.json { to_json(&comparison) } else { to_text(&comparison) });
+    Ok(ExitCode::SUCCESS)
 }
 
 fn to_text(comparison: &Comparison) -> String {
@@ -88,7 +117,7 @@ mod tests {
 
     #[test]
     fn the_table_marks_the_choice_and_says_why() {
-        let text = report(15, 2, 0, false).unwrap();
+        let text = to_text(&compare(15, 2, 0).unwrap());
         let first = text.lines().nth(3).unwrap();
         let words: Vec<&str> = first.split_whitespace().collect();
         assert_eq!(words, ["*", "projective", "7", "7", "7", "7", "0", "18"]);
@@ -98,7 +127,7 @@ mod tests {
 
     #[test]
     fn json_has_the_bound_and_one_choice() {
-        let json = report(10_000, 2, 0, true).unwrap();
+        let json = to_json(&compare(10_000, 2, 0).unwrap());
         assert!(json.starts_with(
             r#"{"sites":10000,"units":2,"crashes":0,"bound":464.159,"constructions":[{"#
         ));
@@ -108,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_budget_that_cannot_be_met_is_refused() {
-        let error = report(10, 2, 4, true).unwrap_err().to_string();
+        let error = compare(10, 2, 4).unwrap_err().to_string();
         assert_eq!(error, "no construction survives 4 crashes among 10 arbiters: the most is 3");
     }
 }

@@ -298,7 +298,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.requests += 1;
         let site = self.home(client);
         let demand = draw_demand(self.setup, &mut self.demands);
-        let claim = self.sites[site.index()].1.next_stamp(site);
+        let (protocol, clock) = &self.sites[site.index()];
+        let claim = protocol.next_stamp(*clock);
         let number = self.oracle.claimed(claim, &demand);
         self.report.charges.push(0);
         let live = Live { claim, number, issued: self.now, held: false };

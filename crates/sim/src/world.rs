@@ -146,7 +146,7 @@ impl<P: Protocol> Local<P> {
     pub fn input(&self, action: Move<P::Timer>, script: &Script) -> InputOf<P> {
         match action {
             Move::Claim(i) => Input::Claim {
-                claim: clock(self.time).next_stamp(self.protocol.me()),
+                claim: self.protocol.next_stamp(clock(self.time)),
                 demand: script.demands[i].clone(),
             },
             Move::Release(i) => Input::Release { claim: self.claims[i].claim, part: None },

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::{Blocker, Effect, Effects, EffectsOf, PeerFault, Profile, Protocol};
 use crate::topology::{Routes, Topology};
-use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
+use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// A protocol that believes every site to be its neighbour, and the routes that make it so.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -80,6 +80,10 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn capacity(&self, pool: PoolId) -> Option<Units> {
         self.inner.capacity(pool)
+    }
+
+    fn next_stamp(&self, clock: Clock) -> Stamp {
+        self.inner.next_stamp(clock)
     }
 
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {

@@ -45,11 +45,18 @@
 //! not what the user counted: three sites then count each other in a circle, and nobody the sum.
 //! [`OkFirst`] keeps that rule for the checker to refute.
 //!
+//! # Its own clock
+//!
+//! Stamps count *rounds*, which only a request that arrives moves on, and within a round the site's
+//! own claims. With the site's clock, where each claim counts as much as a message, a site that is
+//! often granted without asking runs ahead of the others, and theirs come late: with three sites,
+//! three units and one site that holds fifty times as long, waits double.
+//!
 //! # Differs from the paper
 //!
-//! The Slack rule; all pools of a demand are granted at once, because a site that has one type and
-//! waits for another would put off a late request for ever; several claims per site; clocks on
-//! every message.
+//! The Slack rule; the paper's clock does not move on with a site's own claims at all, which gives
+//! two claims of a site the same stamp; all pools of a demand are granted at once, because a site that has one type and
+//! waits for another would put off a late request for ever; several claims per site.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -62,7 +69,7 @@ use serde::{Deserialize, Serialize};
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
-use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
+use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// The protocol at one site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +83,9 @@ pub struct PermissionLazy<R = Slack> {
     skipping: Option<(Stamp, SiteSet)>,
     /// Requests of others that this site has not answered, with what they ask.
     asked: BTreeMap<Stamp, Demand>,
+    /// The last time that a claim took, and the largest that a request brought.
+    last: u64,
+    heard: u64,
     /// Sites whose last request was not for their only claim: they may have more than is known.
     crowded: SiteSet,
     rule: PhantomData<R>,
@@ -160,6 +170,8 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
             unanswered: BTreeMap::new(),
             skipping: None,
             asked: BTreeMap::new(),
+            last: 0,
+            heard: 0,
             crowded: SiteSet::new(),
             rule: PhantomData,
         }
@@ -173,7 +185,13 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         self.ledger.capacity(pool)
     }
 
+    fn next_stamp(&self, _clock: Clock) -> Stamp {
+        let round = (self.heard / ROUND + 1) * ROUND;
+        Stamp { time: round.max(self.last + 1), site: self.me() }
+    }
+
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
+        self.last = claim.time;
         let alone = self.ledger.claims().len() == 0;
         let others = (0..self.sites).map(SiteId).filter(|&site| site != self.me());
         let may_skip = |&site: &SiteId| {
@@ -215,6 +233,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         self.check(from, &message)?;
         match message {
             Message::Request { claim, demand, alone } => {
+                self.heard = self.heard.max(claim.time);
                 if alone {
                     self.crowded.remove(from);
                 } else {
@@ -370,6 +389,9 @@ impl<R: LateRule> PermissionLazy<R> {
         match message {
             Message::Request { claim, demand, alone: _ } => {
                 direct(*claim)?;
+                if claim.time >= Clock::LIMIT {
+                    return Err(PeerFault::ClockTooFar);
+                }
                 if self.asked.contains_key(claim) {
                     return Err(PeerFault::Unexpected("the same request twice"));
                 }
@@ -390,3 +412,6 @@ impl<R: LateRule> PermissionLazy<R> {
         }
     }
 }
+
+/// Claims that a site can make in one round. One that makes more moves on to the next by itself.
+const ROUND: u64 = 256;

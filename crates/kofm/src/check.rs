@@ -1,0 +1,185 @@
+//! `kofm check`: everything that can happen, within bounds.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use kofm_core::{Cluster, Demand, PoolId, Protocol, Units, Visitor};
+use kofm_sim::exhaustive::{Exploration, explore};
+use kofm_sim::trace::{Header, Writer};
+use kofm_sim::visit_on;
+use kofm_sim::world::Script;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::lab::{self, Lab};
+use crate::output::{Progress, WholeFile, grouped, say};
+
+const EXAMPLES: &str = "\
+Every interleaving of messages and clients is tried, breadth first, so a violation is shown by a
+shortest trace. The same bounds always give the same number of states.
+
+Examples:
+  kofm check --protocol permission --sites 2 --units 2
+  kofm check --protocol permission-lazy-as-printed --sites 2 --units 2
+  kofm check --protocol permission --sites 2 --units 2 --slots 2 --withdraw --partial
+  kofm check --protocol permission --sites 2 --units 2,1 --json
+
+Exit code 0 where no violation was found, 1 where one was, 64 for wrong usage.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    lab: Lab,
+    /// Amounts that a claim may ask for, A..B or K [default: 1..M]
+    #[arg(long, value_name = "A..B")]
+    k: Option<String>,
+    /// Claims that each site makes
+    #[arg(long, value_name = "R", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: u32,
+    /// Claims of one site that may be live at once
+    #[arg(long, value_name = "S", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    slots: u16,
+    /// Let waiting claims be withdrawn at any moment
+    #[arg(long)]
+    withdraw: bool,
+    /// Let holders give back one unit at a time
+    #[arg(long)]
+    partial: bool,
+    /// Stop after this many states
+    #[arg(long, value_name = "LIMIT", default_value_t = 100_000_000,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    states: u64,
+    /// Write the trace of a violation to this file
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let kind = args.lab.kind()?;
+    if !kind.profile().full_service && (args.slots > 1 || args.withdraw || args.partial) {
+        return Err(Failure::usage(format!(
+            "{} is a published listing: one claim per site, no withdrawal, no partial release",
+            kind.name()
+        )));
+    }
+    let cluster = args.lab.cluster()?;
+    if cluster.sites > 64 {
+        return Err(Failure::usage("--sites: the checker takes at most 64, and hopes for 3"));
+    }
+    let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1);
+    let (low, high) = args.lab.amounts(args.k.as_deref(), (1, most))?;
+    let demands = demands(&cluster, low, high)?;
+    let script = Script {
+        slots: args.slots.into(),
+        withdraw: args.withdraw,
+        partial: args.partial,
+        ..Script::new(cluster.sites, args.rounds, demands)
+    };
+    let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
+    let mut progress = Progress::new(args.json);
+    let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
+    let run = Run { args, title, cluster: &cluster, script, file, progress: &mut progress };
+    visit_on(kind, &cluster.topology, run)
+}
+
+/// One pool: each amount. Several: each amount or nothing of each, but not nothing of all.
+fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Failure> {
+    const MOST: usize = 10_000;
+    let mut list: Vec<Vec<(PoolId, Units)>> = vec![Vec::new()];
+    for (pool, units) in (0..).map(PoolId).zip(&cluster.pools) {
+        let amounts: Vec<u32> = (low.min(units.0)..=high.min(units.0)).collect();
+        if list.len().saturating_mul(amounts.len() + 1) > MOST {
+            return Err(Failure::usage(format!("more than {MOST} demands to try: narrow --k")));
+        }
+        let with = |parts: &Vec<(PoolId, Units)>, k: u32| {
+            parts.iter().copied().chain([(pool, Units(k))]).collect()
+        };
+        let more: Vec<_> =
+            list.iter().flat_map(|parts| amounts.iter().map(move |&k| with(parts, k))).collect();
+        list.extend(more);
+    }
+    Ok(list.into_iter().filter(|parts| !parts.is_empty()).map(Demand::from_iter).collect())
+}
+
+struct Run<'a> {
+    args: &'a Args,
+    title: String,
+    cluster: &'a Cluster,
+    script: Script,
+    file: Option<WholeFile>,
+    progress: &'a mut Progress,
+}
+
+impl Visitor for Run<'_> {
+    type Output = Result<ExitCode, Failure>;
+
+    fn visit<P: Protocol>(self) -> Self::Output {
+        let progress = self.progress;
+        let seen = |states| progress.show(states, None, "states");
+        let found = explore::<P>(self.cluster, &self.script, self.args.states, seen);
+        progress.clear();
+        if let (Some(file), Some((_, steps))) = (self.file, &found.violation) {
+            let mut file = file;
+            let broken = |error: std::io::Error| Failure::negative(format!("--trace: {error}"));
+            let header = Header::new(P::NAME, self.cluster);
+            let mut writer = Writer::new(&mut file.sink, &header).map_err(broken)?;
+            steps.iter().try_for_each(|step| writer.step(step)).map_err(broken)?;
+            writer.finish().map_err(broken)?;
+            file.finish()?;
+        }
+        if self.args.json {
+            say(&format!("{}\n", document(&found)));
+        } else {
+            say(&text(&self.title, &found, self.args.states));
+            let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
+            eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
+        }
+        Ok(ExitCode::from(u8::from(found.violation.is_some())))
+    }
+}
+
+fn document<P: Protocol>(found: &Exploration<P>) -> Value {
+    let violation = found.violation.as_ref().map(|(violation, steps)| {
+        let step = |step| serde_json::to_value(step).unwrap_or_default();
+        let trace: Vec<Value> = steps.iter().map(step).collect();
+        json!({"property": violation.property, "detail": violation.detail, "trace": trace})
+    });
+    json!({
+        "protocol": P::NAME,
+        "states": found.states,
+        "transitions": found.transitions,
+        "depth": found.depth,
+        "complete": found.complete,
+        "violation": violation,
+    })
+}
+
+fn text<P: Protocol>(title: &str, found: &Exploration<P>, limit: u64) -> String {
+    let states = grouped(found.states);
+    let Some((violation, steps)) = &found.violation else {
+        return if found.complete {
+            format!("{title}: {states} states, all of them, no violation\n")
+        } else {
+            let limit = grouped(limit);
+            format!("{title}: no violation in the first {limit} states; more with --states\n")
+        };
+    };
+    let mut text = format!(
+        "{title}: {} is violated after {} steps (state {states})\n\n",
+        violation.property,
+        steps.len()
+    );
+    for step in steps {
+        let _ = writeln!(text, "{}", step.text());
+    }
+    let _ = writeln!(text, "\n{}", violation.detail);
+    text
+}

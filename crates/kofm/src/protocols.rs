@@ -1,0 +1,54 @@
+//! `kofm protocols`: what there is to choose from.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use kofm_core::Kind;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::say;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    if args.json {
+        let list: Vec<Value> = Kind::ALL.iter().map(|&kind| document(kind)).collect();
+        say(&format!("{}\n", json!(list)));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = String::new();
+    for kind in Kind::ALL {
+        let profile = kind.profile();
+        let _ = writeln!(text, "{:<28} {}", kind.name(), profile.summary);
+        let _ = writeln!(text, "{:<28} {}; {}", "", profile.source, price(*kind));
+    }
+    say(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The price for a cluster of nine, as an example that can be compared.
+fn price(kind: Kind) -> String {
+    let price = (kind.profile().price)(9);
+    match price.max {
+        Some(max) => format!("{} to {max} messages per claim with 9 sites", price.min),
+        None => format!("{} messages per claim or more with 9 sites", price.min),
+    }
+}
+
+fn document(kind: Kind) -> Value {
+    let profile = kind.profile();
+    json!({
+        "name": kind.name(),
+        "summary": profile.summary,
+        "source": profile.source,
+        "as_printed": profile.as_printed,
+        "survives": profile.survives,
+    })
+}
