@@ -69,7 +69,9 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Corrupt(p) => write!(f, "corrupt={p}"),
-            _ => f.write_str(self.name()),
+            Self::Pause | Self::Partition | Self::Crash | Self::Restart | Self::ArbitraryStart => {
+                f.write_str(self.name())
+            }
         }
     }
 }

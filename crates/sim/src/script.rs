@@ -105,19 +105,19 @@ impl<P: Protocol> Stage<P> {
                 let local = self.world.locals.get(site.index()).ok_or("no such site")?;
                 let claim = local.protocol.next_stamp(clock(local.time));
                 self.names.insert(name.to_owned(), (site, claim));
-                self.take(site, Input::Claim { claim, demand: demand(wants)? })
+                Ok(self.take(site, Input::Claim { claim, demand: demand(wants)? }))
             }
             ["release", name] => {
                 let (site, claim) = self.named(name)?;
-                self.take(site, Input::Release { claim, part: None })
+                Ok(self.take(site, Input::Release { claim, part: None }))
             }
             ["release", name, part] => {
                 let (site, claim) = self.named(name)?;
-                self.take(site, Input::Release { claim, part: Some(demand(part)?) })
+                Ok(self.take(site, Input::Release { claim, part: Some(demand(part)?) }))
             }
             ["withdraw", name] => {
                 let (site, claim) = self.named(name)?;
-                self.take(site, Input::Withdraw { claim })
+                Ok(self.take(site, Input::Withdraw { claim }))
             }
             ["deliver", from, to] => self.deliver(site_id(from)?, site_id(to)?),
             ["settle"] => self.settle(),
@@ -138,13 +138,13 @@ impl<P: Protocol> Stage<P> {
         self.names.get(name).copied().ok_or_else(|| format!("nobody claimed {name}"))
     }
 
-    fn take(&mut self, site: SiteId, input: InputOf<P>) -> Result<String, String> {
+    fn take(&mut self, site: SiteId, input: InputOf<P>) -> String {
         let text = self.exact.follow(0, site, input.clone()).text();
         let result = self.world.apply(site, input, &mut Effects::default());
         let text = text.trim_start().trim_start_matches("0. ");
         match result {
-            Ok(()) => Ok(format!("{text}\n")),
-            Err(violation) => Ok(format!("{text}\n{}: {}\n", violation.property, violation.detail)),
+            Ok(()) => format!("{text}\n"),
+            Err(violation) => format!("{text}\n{}: {}\n", violation.property, violation.detail),
         }
     }
 
@@ -154,7 +154,7 @@ impl<P: Protocol> Stage<P> {
             return Err("nothing is on its way there".to_owned());
         }
         let (site, input) = self.world.input(Action::Deliver { from, to }, &self.script);
-        self.take(site, input)
+        Ok(self.take(site, input))
     }
 
     fn settle(&mut self) -> Result<String, String> {

@@ -241,7 +241,11 @@ impl<'a, P: Protocol> Sim<'a, P> {
         if !self.setup.faults.is_empty() {
             let link = match event {
                 Event::Deliver { from, to, .. } => Some((*from, *to)),
-                _ => None,
+                Event::Claim { .. }
+                | Event::Release { .. }
+                | Event::GiveUp { .. }
+                | Event::Fire { .. }
+                | Event::Strike { .. } => None,
             };
             // Weather changes, but what follows a message on its link must not pass it.
             let held = link.and_then(|link| self.held_up.get(&link)).copied().unwrap_or(0);
@@ -369,7 +373,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.carry_out(site, effect);
         }
         self.out = out;
-        if self.report.events % 0x10_0000 == 0 {
+        if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
         }
     }

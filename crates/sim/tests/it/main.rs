@@ -1,5 +1,8 @@
 //! The tests of protocols, generated from the list of protocols where they can be.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+#![expect(clippy::wildcard_enum_match_arm, reason = "tests look at some variants only")]
+
 mod exhaustive;
 mod laws;
 mod mutants;

@@ -67,7 +67,9 @@ impl<P: Protocol, F: Flaw<P>> Mutant<P, F> {
         for effect in inner.drain() {
             F::effect(&self.inner, effect, &mut bent);
         }
-        bent.into_iter().for_each(|effect| out.push(effect));
+        for effect in bent {
+            out.push(effect);
+        }
         out.set_clock(inner.clock());
         result
     }
@@ -141,7 +143,7 @@ macro_rules! says {
         impl Flaw<Permission> for $name {
             fn effect(
                 $inner: &Permission,
-                mut $effect: EffectOf<Permission>,
+                $effect: EffectOf<Permission>,
                 $out: &mut Vec<EffectOf<Permission>>,
             ) {
                 $body
@@ -153,6 +155,7 @@ macro_rules! says {
 use permission::Message;
 
 says!(ListsNothing, |_inner, effect, out| {
+    let mut effect = effect;
     if let Effect::Send { message: Message::Reply { ahead, .. }, .. } = &mut effect {
         ahead.clear();
     }
@@ -160,6 +163,7 @@ says!(ListsNothing, |_inner, effect, out| {
 });
 
 says!(CountsOneLess, |_inner, effect, out| {
+    let mut effect = effect;
     if let Effect::Send { message: Message::Reply { ahead, .. }, .. } = &mut effect {
         for ahead in ahead.iter_mut() {
             ahead.units = ahead.units.saturating_sub(Units(1));
@@ -176,6 +180,7 @@ says!(AnnouncesNoEnd, |_inner, effect, out| {
 });
 
 says!(AnnouncesEverything, |_inner, effect, out| {
+    let mut effect = effect;
     if let Effect::Send { message: Message::Free { left, .. }, .. } = &mut effect {
         *left = Demand::from_iter([]);
     }
@@ -223,6 +228,7 @@ says!(GrantsAtOnce, |_inner, effect, out| {
 });
 
 says!(FencesStandStill, |_inner, effect, out| {
+    let mut effect = effect;
     if let Effect::Grant { fence, .. } = &mut effect {
         *fence = Fence(1);
     }
