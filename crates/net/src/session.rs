@@ -113,8 +113,17 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the session can go on with a peer that says so; see [`Self::resume`].
+    pub fn fits(&self, incarnation: u64, expects: u64) -> Result<(), Broken> {
+        self.check(incarnation)?;
+        if expects < self.base || expects > self.next() {
+            return Err(Broken::Lost { expects, base: self.base, next: self.next() });
+        }
+        Ok(())
+    }
+
     /// Whether a session with this incarnation would be the same session.
-    pub fn check(&self, incarnation: u64) -> Result<(), Broken> {
+    fn check(&self, incarnation: u64) -> Result<(), Broken> {
         match self.peer {
             Some(old) if old != incarnation => Err(Broken::Reset { old, new: incarnation }),
             Some(_) | None => Ok(()),
@@ -123,10 +132,7 @@ impl Session {
 
     /// A new connection to this incarnation, which expects message `expects` next.
     pub fn resume(&mut self, incarnation: u64, expects: u64) -> Result<(), Broken> {
-        self.check(incarnation)?;
-        if expects < self.base || expects > self.next() {
-            return Err(Broken::Lost { expects, base: self.base, next: self.next() });
-        }
+        self.fits(incarnation, expects)?;
         self.peer = Some(incarnation);
         self.forget_before(expects);
         self.sent = expects;
