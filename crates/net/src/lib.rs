@@ -1,5 +1,7 @@
 //! A kofm site: everything that touches a network.
+pub mod api;
 mod boottime;
+pub mod config;
 pub mod duration;
 mod engine;
 mod incarnation;
