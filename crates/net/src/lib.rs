@@ -1,4 +1,14 @@
 //! A kofm site: everything that touches a network.
+//!
+//! ```text
+//!  clients ── http ──┐                        ┌── link ── session ── TCP ── other sites
+//!                    ├── one task: the site ──┤
+//!  programs ── Site ─┘   protocols, clock,    └── link ── session ── TCP ── other sites
+//!                        requests, leases
+//! ```
+//!
+//! One task owns the protocols; around it tasks only move frames and calls through bounded queues.
+
 pub mod api;
 mod boottime;
 pub mod config;
@@ -9,5 +19,9 @@ mod link;
 mod names;
 mod random;
 pub mod session;
+mod site;
 pub mod wire;
+
+pub use boottime::Moment;
 pub use incarnation::{IdentityError, StateDir};
+pub use site::{Held, Site, StartError};
