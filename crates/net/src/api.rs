@@ -339,13 +339,23 @@ impl Error {
 /// A question to the site task, or to another site.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Call {
-    Submit { spec: Submit, fresh: bool, kept: bool },
+    Submit {
+        spec: Submit,
+        fresh: bool,
+        kept: bool,
+    },
     /// Takes an id, unless it is known; see [`Answer::Known`].
     Reserve(String),
     Unreserve(String),
     /// Another site is about to take an id.
-    Knows { id: String, asker: SiteId },
-    Watch { id: String, wait: Duration },
+    Knows {
+        id: String,
+        asker: SiteId,
+    },
+    Watch {
+        id: String,
+        wait: Duration,
+    },
     Cancel(String),
     Renew(String),
     Release(String),
@@ -354,7 +364,10 @@ pub(crate) enum Call {
     Queue,
     Usage,
     /// Who is in the way of a claim, in these pools.
-    Ahead { want: Want, claim: Stamp },
+    Ahead {
+        want: Want,
+        claim: Stamp,
+    },
     History(usize),
 }
 

@@ -205,7 +205,14 @@ impl Reader<'_> {
         }
         let table = document.get_ref();
         const KEYS: &[&str] = &[
-            "cluster", "site", "members", "listen", "http", "socket", "state_dir", "pools",
+            "cluster",
+            "site",
+            "members",
+            "listen",
+            "http",
+            "socket",
+            "state_dir",
+            "pools",
             "protocol",
         ];
         self.unknown_keys(table, KEYS, "");
@@ -255,7 +262,8 @@ impl Reader<'_> {
             config.members.insert(config.site.clone(), String::new());
         } else if !config.site.is_empty() && !config.members.contains_key(&config.site) {
             let names: Vec<&str> = config.members.keys().map(String::as_str).collect();
-            let text = format!("site `{}` is not a member; there are {}", config.site, names.join(", "));
+            let text =
+                format!("site `{}` is not a member; there are {}", config.site, names.join(", "));
             self.wrong(span_of(table, "site"), text);
         }
         if config.members.len() > 1 && config.state_dir.is_none() {
@@ -265,7 +273,10 @@ impl Reader<'_> {
             );
         }
         if config.http.is_none() && config.socket.is_none() {
-            self.wrong(0..0, "neither `http` nor `socket` is given: no client could reach this site");
+            self.wrong(
+                0..0,
+                "neither `http` nor `socket` is given: no client could reach this site",
+            );
         }
     }
 
@@ -317,7 +328,10 @@ impl Reader<'_> {
                 }
             }
             DeValue::String(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) => {
-                self.wrong(value.span(), format!("pool `{name}`: write a number of units, or names"));
+                self.wrong(
+                    value.span(),
+                    format!("pool `{name}`: write a number of units, or names"),
+                );
                 return None;
             }
         }
@@ -404,7 +418,8 @@ fn span_of(table: &Table<'_>, key: &str) -> Range<usize> {
 
 /// Whether it is `host:port`.
 pub fn is_address(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// How many letters to change, add or drop.

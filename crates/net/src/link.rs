@@ -81,6 +81,8 @@ pub(crate) struct Mesh {
     links: BTreeMap<SiteId, Link>,
     events: mpsc::Sender<Event>,
     stop: watch::Sender<bool>,
+    /// Links that stand.
+    standing: watch::Sender<usize>,
 }
 
 /// The link to one peer.
@@ -133,7 +135,8 @@ impl Mesh {
         let (events, receiver) = mpsc::channel(256);
         let links = peers.into_iter().map(|(peer, address)| (peer, Link::new(peer, address)));
         let stop = watch::Sender::new(false);
-        let mesh = Arc::new(Self { identity, links: links.collect(), events, stop });
+        let standing = watch::Sender::new(0);
+        let mesh = Arc::new(Self { identity, links: links.collect(), events, stop, standing });
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
         }
@@ -181,6 +184,17 @@ impl Mesh {
     /// Ends all tasks, after a goodbye to the peers.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
+    }
+
+    /// Waits until all peers are connected.
+    pub(crate) async fn connected(&self) {
+        let all = self.links.len();
+        self.standing.subscribe().wait_for(|&standing| standing == all).await.map_or((), |_| ());
+    }
+
+    fn count_standing(&self) {
+        let standing = self.links.values().filter(|link| link.lock().up).count();
+        self.standing.send_replace(standing);
     }
 
     async fn stopped(&self) {
@@ -369,6 +383,7 @@ impl Mesh {
     fn reset(&self, link: &Link, why: Broken) {
         let first = link.lock().broken.is_none();
         link.end(why);
+        self.count_standing();
         if first {
             let (events, peer) = (self.events.clone(), link.peer);
             error!(peer = peer.0, %why, "does not go on with this peer");
@@ -387,6 +402,7 @@ impl Mesh {
         });
         let mut newest = link.newest.subscribe();
         link.up();
+        self.count_standing();
         if self.events.send(Event::Up(peer)).await.is_err() {
             return;
         }
@@ -403,6 +419,7 @@ impl Mesh {
         // A newer connection has taken over where this one is not the newest.
         if *link.newest.borrow() == number {
             link.down(&why);
+            self.count_standing();
             self.events.send(Event::Down(peer)).await.map_or((), |()| ());
         }
     }
@@ -488,8 +505,7 @@ impl Mesh {
 
 impl Link {
     fn new(peer: SiteId, address: String) -> Self {
-        let state =
-            State { session: Session::default(), up: false, broken: None, trouble: None };
+        let state = State { session: Session::default(), up: false, broken: None, trouble: None };
         Self {
             peer,
             address,

@@ -255,8 +255,7 @@ mod tests {
             carry(to, out, &mut links, &mut held, &mut waiting);
         }
         assert!(waiting.is_empty(), "seed {seed}: {waiting:?} wait for ever");
-        let free: usize =
-            names.iter_mut().map(|names| names.pool(POOL).free.len()).sum::<usize>();
+        let free: usize = names.iter_mut().map(|names| names.pool(POOL).free.len()).sum::<usize>();
         let used: usize = held.values().map(Vec::len).sum();
         assert_eq!(free + used, units as usize, "seed {seed}: conservation");
     }

@@ -30,12 +30,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::timeout;
 
+use self::core::{Command, Core, MAX_WATCH};
 use crate::api::{self, Answer, Call, Code, Submit, Usage};
 use crate::boottime::Alarm;
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Identity, Mesh};
-use self::core::{Command, Core, MAX_WATCH};
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -126,6 +126,7 @@ impl Site {
         let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
         for site in &list {
             site.0.together.get_or_init(|| together.clone());
+            site.connected().await;
         }
         Ok(list)
     }
@@ -144,9 +145,8 @@ impl Site {
             table: config.table(),
         };
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
-        let peers = peers.filter_map(|(name, address)| {
-            Some((config.number_of(name)?, address.clone()))
-        });
+        let peers =
+            peers.filter_map(|(name, address)| Some((config.number_of(name)?, address.clone())));
         let (mesh, links) = Mesh::start(identity, peers.collect(), listener);
         let (commands, receiver) = mpsc::channel(1024);
         let events = broadcast::Sender::new(EVENTS);
@@ -174,6 +174,11 @@ impl Site {
     /// What the site was told.
     pub fn config(&self) -> &Config {
         &self.0.config
+    }
+
+    /// Waits until all other sites are connected.
+    pub async fn connected(&self) {
+        self.0.mesh.connected().await;
     }
 
     /// Waits for the units and holds them until the guard is dropped. Holder and site are one
@@ -366,19 +371,21 @@ impl Site {
             trouble: None,
             unacknowledged: 0,
         }];
-        list.extend(self.0.mesh.info().into_iter().map(|link| api::Member {
-            site: self.name_of(link.peer),
-            number: link.peer.0,
-            address: link.address,
-            state: match (&link.broken, link.up) {
-                (Some(_), _) => "refused",
-                (None, true) => "up",
-                (None, false) => "away",
+        list.extend(self.0.mesh.info().into_iter().map(|link| {
+            api::Member {
+                site: self.name_of(link.peer),
+                number: link.peer.0,
+                address: link.address,
+                state: match (&link.broken, link.up) {
+                    (Some(_), _) => "refused",
+                    (None, true) => "up",
+                    (None, false) => "away",
+                }
+                .into(),
+                incarnation: link.incarnation,
+                trouble: link.broken.or(link.trouble),
+                unacknowledged: link.waiting as u64,
             }
-            .into(),
-            incarnation: link.incarnation,
-            trouble: link.broken.or(link.trouble),
-            unacknowledged: link.waiting as u64,
         }));
         list.sort_by_key(|member| member.number);
         list

@@ -421,9 +421,10 @@ impl Core {
                         && pool.waiting.is_empty()
                         && !self.requests.values().any(|request| {
                             !request.state.is_over()
-                                && request.want.iter().any(|want| {
-                                    Arc::ptr_eq(&self.pools[want.0].name, &pool.name)
-                                })
+                                && request
+                                    .want
+                                    .iter()
+                                    .any(|want| Arc::ptr_eq(&self.pools[want.0].name, &pool.name))
                         })
                 });
                 drop(reply.send(idle));
@@ -769,8 +770,10 @@ impl Core {
         lease.timer = None;
         let pools = lease.units.keys();
         let policy = |pool: &usize| self.pools[*pool].config.on_expiry;
-        let kept: Vec<(usize, OnExpiry)> =
-            pools.map(|pool| (*pool, policy(pool))).filter(|it| it.1 != OnExpiry::Release).collect();
+        let kept: Vec<(usize, OnExpiry)> = pools
+            .map(|pool| (*pool, policy(pool)))
+            .filter(|it| it.1 != OnExpiry::Release)
+            .collect();
         let (id, owner) = (Arc::clone(&request.id), request.owner.clone());
         warn!(request = %id, ?owner, "a lease was not renewed in time");
         self.metrics.expired += 1;
@@ -794,8 +797,12 @@ impl Core {
                 self.pools[*pool].quarantined += u32::try_from(count).unwrap_or(u32::MAX);
             }
         }
-        let back: Vec<usize> =
-            lease.units.keys().copied().filter(|pool| kept.iter().all(|it| it.0 != *pool)).collect();
+        let back: Vec<usize> = lease
+            .units
+            .keys()
+            .copied()
+            .filter(|pool| kept.iter().all(|it| it.0 != *pool))
+            .collect();
         for pool in back {
             self.give_back_pool(key, pool);
         }
@@ -810,7 +817,9 @@ impl Core {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let Some(lease) = request.lease.as_mut() else { return };
         let Some(numbers) = lease.units.remove(&pool) else { return };
-        let Some(part) = request.parts.iter_mut().find(|part| part.engine == engine) else { return };
+        let Some(part) = request.parts.iter_mut().find(|part| part.engine == engine) else {
+            return;
+        };
         let Some(claim) = part.claim else { return };
         let count = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
         let returned = Demand::one(id, count);
@@ -978,9 +987,12 @@ impl Core {
         if granted {
             return;
         }
-        let sure = crowded || self.engines[engine].engine.explain(claim).iter().any(|blocker| {
-            blocker.claim.is_some()
-        });
+        let sure = crowded
+            || self.engines[engine]
+                .engine
+                .explain(claim)
+                .iter()
+                .any(|blocker| blocker.claim.is_some());
         if !sure {
             return;
         }
@@ -995,9 +1007,10 @@ impl Core {
         let running = &mut self.engines[number];
         let from = match &input {
             Move::Deliver { from, .. } => Some(*from),
-            Move::Claim { .. } | Move::Release { .. } | Move::Withdraw { .. } | Move::Fire { .. } => {
-                None
-            }
+            Move::Claim { .. }
+            | Move::Release { .. }
+            | Move::Withdraw { .. }
+            | Move::Fire { .. } => None,
         };
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
         if let Err(refused) = result {

@@ -8,7 +8,8 @@ use crate::link::LinkInfo;
 use crate::site::core::Core;
 
 /// Upper ends of the buckets, in seconds.
-const BUCKETS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0];
+const BUCKETS: [f64; 12] =
+    [0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0];
 
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {

@@ -44,8 +44,7 @@ impl Core {
 
     pub(super) fn request_view(&self, key: u64, request: &Request) -> api::Request {
         let queued = request.state == State::Queued;
-        let (claim, blocked_by) =
-            if queued { self.blockers(request) } else { (None, Vec::new()) };
+        let (claim, blocked_by) = if queued { self.blockers(request) } else { (None, Vec::new()) };
         let position = queued.then(|| 1 + claim.map_or(0, |claim| self.older(key, request, claim)));
         let now = Moment::now();
         let waited = if queued { now.since(request.submitted) } else { request.waited };
