@@ -14,6 +14,7 @@ mod boottime;
 pub mod config;
 pub mod duration;
 mod engine;
+pub mod http;
 mod incarnation;
 mod link;
 mod names;
