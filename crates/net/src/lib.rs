@@ -11,6 +11,7 @@
 
 pub mod api;
 mod boottime;
+pub mod client;
 pub mod config;
 pub mod duration;
 mod engine;

@@ -248,7 +248,9 @@ impl Site {
     async fn explain(&self, mut request: api::Request) -> Result<api::Request, api::Error> {
         let Some(claim) = request.claim else { return Ok(request) };
         let call = Call::Ahead { want: request.want.clone(), claim };
-        for (peer, answer) in self.ask_all(&call).await {
+        let mut answers = self.ask_all(&call).await;
+        answers.push((self.0.config.me(), self.call(call).await?));
+        for (peer, answer) in answers {
             let Answer::Ahead { list, older } = answer else { continue };
             let name = self.name_of(peer);
             if name != request.site

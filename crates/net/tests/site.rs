@@ -238,3 +238,125 @@ async fn pools_of_a_cluster_in_one_process_can_change() {
     sites[2].put_pool("board", spec).await.unwrap();
     drop(timeout(LONG, sites[0].acquire([("board", 2)])).await.unwrap().unwrap());
 }
+
+async fn serve(sites: &[Site]) -> Vec<kofm_net::client::Client> {
+    let mut clients = Vec::new();
+    for site in sites {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        let address = kofm_net::client::Address::parse(&address).unwrap();
+        clients.push(kofm_net::client::Client::new(address, None));
+    }
+    clients
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_of_the_client_is_renewed_until_it_is_dropped() {
+    let mut config = Config::single("one");
+    config.pools.insert("gpu".into(), PoolConfig::new(1));
+    let site = Site::start(config).await.unwrap();
+    let client = serve(&[site.clone()]).await.remove(0);
+    let spec = Submit { ttl: Some(Duration::from_millis(300)), ..want(&[("gpu", 1)]) };
+    let guard = client.acquire(&spec).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(site.leases().await.unwrap().0[0].id, guard.lease().id);
+    drop(guard);
+    all_free(&site).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http_answers_as_the_contract_says() {
+    use hyper::Method;
+    let table = pools(&[("gpu", pool(2, Kind::Permission)), ("reboot", pool(1, Kind::Permission))]);
+    let sites = Site::start_together(2, table).await.unwrap();
+    let clients = serve(&sites).await;
+    let call = async |site: usize, method: &str, path: &str, body: &str| {
+        let method = Method::from_bytes(method.as_bytes()).unwrap();
+        let body = bytes::Bytes::copy_from_slice(body.as_bytes());
+        let (status, answer) = clients[site].raw(method, path, body, LONG).await.unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
+        (status.as_u16(), json)
+    };
+    let (status, granted) = call(0, "POST", "/v1/requests", r#"{"want":{"gpu":2}}"#).await;
+    assert_eq!(status, 200, "{granted}");
+    let lease = granted["lease"]["id"].as_str().unwrap().to_owned();
+    let queued = call(1, "POST", "/v1/requests", r#"{"want":{"gpu":1},"wait":"10m"}"#).await;
+    assert_eq!((queued.0, queued.1["state"].as_str()), (202, Some("queued")));
+    let id = queued.1["id"].as_str().unwrap();
+    let seen = call(0, "GET", &format!("/v1/requests/{id}"), "").await;
+    assert_eq!(seen.1["blocked_by"][0]["lease"].as_str(), Some(lease.as_str()), "{}", seen.1);
+    for (method, path, body, status, code) in [
+        ("POST", "/v1/requests", r#"{"want":{"gpu":9}}"#, 409, "infeasible"),
+        ("POST", "/v1/requests", r#"{"want":{"gpu":1},"wait":"0"}"#, 409, "busy"),
+        ("POST", "/v1/requests", r#"{"want":{"nix":1}}"#, 404, "unknown-pool"),
+        ("POST", "/v1/requests", "{", 422, "malformed"),
+        ("POST", "/v1/requests", r#"{"want":{"gpu":-1}}"#, 422, "malformed"),
+        ("POST", "/v1/requests", r#"{"want":{"gpu":"x"}}"#, 422, "malformed"),
+        ("POST", "/v1/requests", r#"{"want":[]}"#, 422, "malformed"),
+        ("POST", "/v1/requests", r#"{"want":{"gpu":1},"ttl":"x"}"#, 422, "malformed"),
+        ("POST", "/v1/requests", "\u{fffd}\u{0}", 422, "malformed"),
+        ("GET", "/v1/requests/none", "", 404, "unknown-request"),
+        ("POST", "/v1/leases/none/renew", "", 410, "gone"),
+        ("GET", "/v1/pools/none", "", 404, "unknown-pool"),
+        ("GET", "/nowhere", "", 404, "not-found"),
+        ("PATCH", "/v1/pools", "", 405, "method"),
+    ] {
+        let answer = call(1, method, path, body).await;
+        let expected = (status, Some(code));
+        assert_eq!((answer.0, answer.1["error"].as_str()), expected, "{method} {path} {body}");
+        assert!(answer.1["message"].is_string());
+    }
+    assert_eq!(call(1, "POST", &format!("/v1/leases/{lease}/renew"), "").await.0, 200);
+    for site in [1, 0] {
+        assert_eq!(call(site, "DELETE", &format!("/v1/leases/{lease}"), "").await.0, 200);
+    }
+    let granted = call(0, "GET", &format!("/v1/requests/{id}?wait=30s"), "").await;
+    assert_eq!(granted.1["state"].as_str(), Some("granted"));
+    for path in ["/v1/leases", "/v1/queue", "/v1/members", "/v1/history", "/v1/pools"] {
+        let answer = call(1, "GET", path, "").await;
+        assert!(answer.0 == 200 && answer.1.is_array(), "{path}: {answer:?}");
+    }
+    for path in ["/metrics", "/healthz", "/livez", "/readyz", "/openapi.json", "/"] {
+        assert_eq!(call(1, "GET", path, "").await.0, 200, "{path}");
+    }
+    let pool = call(1, "GET", "/v1/pools/gpu", "").await.1;
+    assert_eq!((pool["held"].as_u64(), pool["free"].as_u64()), (Some(1), Some(1)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_takes_its_reboot_slot_once_and_gives_it_back() {
+    let sites = Site::start_together(2, pools(&[("reboot", pool(1, Kind::Permission))])).await;
+    let sites = sites.unwrap();
+    let mut addresses = Vec::new();
+    for site in &sites {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        addresses.push(listener.local_addr().unwrap());
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+    }
+    let call = async |site: usize, path: &str, node: &str, header: &str| {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let body = format!(r#"{{"client_params":{{"id":"{node}","group":"default"}}}}"#);
+        let mut stream = tokio::net::TcpStream::connect(addresses[site]).await.unwrap();
+        let text = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\n{header}connection: close\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(text.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let right = "fleet-lock-protocol: true\r\n";
+    assert_eq!(call(0, "/v1/pre-reboot", "a", "").await, 400);
+    for _ in 0..2 {
+        assert_eq!(call(0, "/v1/pre-reboot", "a", right).await, 200);
+        assert_eq!(call(1, "/v1/pre-reboot", "a", right).await, 200);
+        assert_eq!(call(1, "/v1/pre-reboot", "b", right).await, 409);
+        assert_eq!(call(1, "/v1/steady-state", "a", right).await, 200);
+        assert_eq!(call(1, "/v1/steady-state", "a", right).await, 200);
+        assert_eq!(call(1, "/v1/pre-reboot", "b", right).await, 200);
+        assert_eq!(call(0, "/v1/steady-state", "b", right).await, 200);
+    }
+}
