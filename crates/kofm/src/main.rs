@@ -1,1 +1,125 @@
-fn main() {}
+//! `kofm`: k units out of M, shared by every machine you own, with no master.
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool: results on stdout, talk on stderr"
+)]
+#![cfg_attr(not(clippy), allow(unfulfilled_lint_expectations, reason = "rustc knows no clippy"))]
+
+mod ask;
+mod bench;
+mod exit;
+mod extras;
+mod guard;
+mod log;
+mod pool;
+mod run;
+mod serve;
+mod top;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::exit::Exit;
+
+/// Share k units out of M among all your machines, with no master.
+#[derive(Debug, Parser)]
+#[command(name = "kofm", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a whole cluster in this process, to try things out
+    Up(up::Up),
+    /// Run one site of a cluster
+    Serve(serve::Serve),
+    /// Explain every mistake in a configuration file
+    CheckConfig(serve::CheckConfig),
+    /// Run a command while holding units
+    Run(run::Run),
+    /// Wait for units and print the lease
+    Acquire(ask::Acquire),
+    /// Renew a lease
+    Renew(ask::Renew),
+    /// Give a lease back
+    Release(ask::Release),
+    /// Show pools and who holds their units
+    Status(ask::Status),
+    /// Show who waits
+    Queue(ask::Queue),
+    /// Say what a request waits for
+    Explain(ask::Explain),
+    /// Show what happened lately
+    History(ask::History),
+    /// Show the sites
+    Members(ask::Members),
+    /// Watch pools, leases and the queue
+    Top(top::Top),
+    /// Make, change, list and remove pools
+    #[command(subcommand)]
+    Pool(pool::Pool),
+    /// Measure a cluster
+    Bench(bench::Bench),
+    /// Print a completion script for a shell
+    Completions(extras::Completions),
+    /// Write manual pages
+    Man(extras::Man),
+    #[command(name = "__guard", hide = true)]
+    Guard(guard::Guard),
+}
+
+impl Command {
+    fn run(self) -> Result<(), Exit> {
+        match self {
+            Self::Up(up) => up.run(),
+            Self::Serve(serve) => serve.run(),
+            Self::CheckConfig(check) => check.run(),
+            Self::Run(run) => run.run(),
+            Self::Acquire(acquire) => acquire.run(),
+            Self::Renew(renew) => renew.run(),
+            Self::Release(release) => release.run(),
+            Self::Status(status) => status.run(),
+            Self::Queue(queue) => queue.run(),
+            Self::Explain(explain) => explain.run(),
+            Self::History(history) => history.run(),
+            Self::Members(members) => members.run(),
+            Self::Top(top) => top.run(),
+            Self::Pool(pool) => pool.run(),
+            Self::Bench(bench) => bench.run(),
+            Self::Completions(completions) => completions.run(),
+            Self::Man(man) => man.run(),
+            Self::Guard(guard) => guard.run(),
+        }
+    }
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool or malformed demand;
+69 no site reachable; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 124 --wait ran out.
+The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN.";
+
+fn main() -> ExitCode {
+    let result = match Cli::try_parse() {
+        Ok(cli) => cli.command.run(),
+        Err(error) => {
+            let usage = if error.use_stderr() { 64 } else { 0 };
+            // Where not even the usage can be printed, the exit code still says it.
+            drop(error.print());
+            return ExitCode::from(usage);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => {
+            if !exit.message.is_empty() {
+                eprintln!("kofm: {}", exit.message);
+            }
+            ExitCode::from(exit.code)
+        }
+    }
+}

@@ -33,6 +33,16 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// Nanoseconds since the machine was started, for a process beside this one.
+    pub const fn nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The moment that another process of this machine means.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
     /// As the kernel wants it.
     pub fn timespec(self) -> Timespec {
         let secs = i64::try_from(self.0 / 1_000_000_000).unwrap_or(i64::MAX);

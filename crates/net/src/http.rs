@@ -224,11 +224,9 @@ async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer 
     let request = app.site.submit(spec).await?;
     let status = match request.state {
         State::Queued => StatusCode::ACCEPTED,
-        State::Granted
-        | State::Released
-        | State::Expired
-        | State::Cancelled
-        | State::Failed => StatusCode::OK,
+        State::Granted | State::Released | State::Expired | State::Cancelled | State::Failed => {
+            StatusCode::OK
+        }
     };
     Ok((status, json_body(&request)).into_response())
 }
@@ -427,9 +425,9 @@ async fn fleet(
         let text = "the header fleet-lock-protocol: true is missing";
         return Err(fleet_error(StatusCode::BAD_REQUEST, "missing_header", text));
     }
-    let lock: FleetLock = body(request).await.map_err(|error| {
-        fleet_error(StatusCode::BAD_REQUEST, "malformed", &error.0.message)
-    })?;
+    let lock: FleetLock = body(request)
+        .await
+        .map_err(|error| fleet_error(StatusCode::BAD_REQUEST, "malformed", &error.0.message))?;
     let FleetParams { id, group } = lock.client_params;
     let pools = app.site.pools().await.map(|it| it.0).unwrap_or_default();
     // Nodes without a group say `default`; people call the pool `reboot`.
