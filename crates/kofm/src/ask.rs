@@ -100,8 +100,9 @@ impl Demand {
 
 fn owner() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
     let host = rustix::system::uname();
-    format!("{}@{}", user.as_deref().unwrap_or("?"), host.nodename().to_string_lossy())
+    format!("{}@{}", user, host.nodename().to_string_lossy())
 }
 
 #[derive(Debug, Args)]
@@ -256,7 +257,9 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let path = self.pool.map_or("/v1/queue".into(), |pool| format!("/v1/queue?pool={pool}"));
+        let path = self
+            .pool
+            .map_or_else(|| "/v1/queue".to_owned(), |pool| format!("/v1/queue?pool={pool}"));
         let list: Vec<api::Request> =
             self.server.with(async |client| Ok(client.get(&path).await?))?;
         if self.json {

@@ -41,7 +41,9 @@ impl From<ClientError> for Exit {
         match error {
             ClientError::Refused(error) => error.into(),
             ClientError::Forbidden(text) => Self::new(DENIED, text),
-            error => Self::new(UNREACHABLE, error.to_string()),
+            error @ (ClientError::Unreachable(_) | ClientError::Nonsense(_) | _) => {
+                Self::new(UNREACHABLE, error.to_string())
+            }
         }
     }
 }
@@ -53,7 +55,14 @@ impl From<Error> for Exit {
             Code::Gone => LOST,
             Code::Forbidden => DENIED,
             Code::Draining | Code::Unreachable => UNREACHABLE,
-            _ => INFEASIBLE,
+            Code::UnknownPool
+            | Code::UnknownRequest
+            | Code::NotFound
+            | Code::Infeasible
+            | Code::Malformed
+            | Code::Unsupported
+            | Code::Method
+            | _ => INFEASIBLE,
         };
         Self::new(code, error.message)
     }

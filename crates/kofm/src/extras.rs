@@ -15,9 +15,8 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(self) -> Result<(), Exit> {
+    pub(crate) fn run(self) {
         clap_complete::generate(self.shell, &mut Cli::command(), "kofm", &mut std::io::stdout());
-        Ok(())
     }
 }
 

@@ -81,7 +81,6 @@ fn first_word(wrapper: &mut UnixStream) -> io::Result<String> {
 struct Watch {
     wrapper: UnixStream,
     heard: Vec<u8>,
-    wrapper_gone: bool,
     timer: OwnedFd,
     pidfd: OwnedFd,
     pid: Pid,
@@ -89,8 +88,17 @@ struct Watch {
     group: bool,
     term: Moment,
     kill: Moment,
-    terminated: bool,
-    killed: bool,
+    done: Done,
+    /// Nobody waits for the command any more.
+    abandoned: bool,
+}
+
+/// What was done to end the command.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Done {
+    Nothing,
+    Term,
+    Kill,
 }
 
 impl Watch {
@@ -107,24 +115,23 @@ impl Watch {
         Ok(Self {
             wrapper,
             heard: Vec::new(),
-            wrapper_gone: false,
             timer: timerfd_create(TimerfdClockId::Boottime, flags)?,
             pidfd: pidfd_open(pid, PidfdFlags::empty())?,
             pid,
             group,
             term: Moment::now(),
             kill: Moment::now(),
-            terminated: false,
-            killed: false,
+            done: Done::Nothing,
+            abandoned: false,
         })
     }
 
     /// Until the command has ended.
     fn watch(&mut self) -> io::Result<()> {
         loop {
-            self.act()?;
+            self.act();
             if let Some(status) = self.reap()? {
-                if self.terminated && !self.wrapper_gone {
+                if self.done >= Done::Term {
                     self.kill_all();
                 }
                 return self.report(status);
@@ -136,27 +143,26 @@ impl Watch {
     }
 
     /// Does what is due.
-    fn act(&mut self) -> io::Result<()> {
+    fn act(&mut self) {
         let now = Moment::now();
-        if now >= self.term && !self.terminated {
-            self.terminated = true;
+        if now >= self.term && self.done == Done::Nothing {
+            self.done = Done::Term;
             self.signal(Signal::TERM);
             // A stopped command cannot act on TERM.
             self.signal(Signal::CONT);
         }
-        if now >= self.kill && !self.killed {
-            self.killed = true;
+        if now >= self.kill && self.done == Done::Term {
+            self.done = Done::Kill;
             self.kill_all();
         }
-        Ok(())
     }
 
     fn signal(&self, signal: Signal) {
         // It may be gone already; then its end is read next.
         if self.group {
-            drop(kill_process_group(self.pid, signal));
+            kill_process_group(self.pid, signal).ok();
         } else {
-            drop(kill_process(self.pid, signal));
+            kill_process(self.pid, signal).ok();
         }
     }
 
@@ -168,8 +174,8 @@ impl Watch {
             let others = children.iter().filter(|&&pid| pid != self.pid);
             let mut left = 0;
             for &pid in others {
-                drop(kill_process(pid, Signal::KILL));
-                drop(waitpid(Some(pid), WaitOptions::NOHANG));
+                kill_process(pid, Signal::KILL).ok();
+                waitpid(Some(pid), WaitOptions::NOHANG).ok();
                 left += 1;
             }
             if left == 0 {
@@ -185,7 +191,10 @@ impl Watch {
     }
 
     fn report(&mut self, status: WaitStatus) -> io::Result<()> {
-        let word = if self.terminated {
+        if self.abandoned {
+            return Ok(());
+        }
+        let word = if self.done >= Done::Term {
             "lost".to_owned()
         } else if let Some(code) = status.exit_status() {
             format!("exit {code}")
@@ -197,10 +206,10 @@ impl Watch {
     }
 
     fn set_timer(&self) -> io::Result<()> {
-        let next = match (self.terminated, self.killed) {
-            (false, _) => self.term,
-            (true, false) => self.kill,
-            (true, true) => Moment::now().after(SHORT_GRACE),
+        let next = match self.done {
+            Done::Nothing => self.term,
+            Done::Term => self.kill,
+            Done::Kill => Moment::now().after(SHORT_GRACE),
         };
         let never = Timespec { tv_sec: 0, tv_nsec: 0 };
         let spec = Itimerspec { it_interval: never, it_value: next.timespec() };
@@ -211,7 +220,7 @@ impl Watch {
     fn wait(&self) -> io::Result<()> {
         let mut files =
             vec![PollFd::new(&self.pidfd, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
-        if !self.wrapper_gone {
+        if !self.abandoned {
             files.push(PollFd::new(&self.wrapper, PollFlags::IN));
         }
         match poll(&mut files, None) {
@@ -221,7 +230,7 @@ impl Watch {
     }
 
     fn listen(&mut self) {
-        if self.wrapper_gone {
+        if self.abandoned {
             return;
         }
         let mut buffer = [0; 512];
@@ -239,14 +248,14 @@ impl Watch {
 
     /// The wrapper is dead: nobody renews, nobody waits for the command.
     fn abandoned(&mut self) {
-        self.wrapper_gone = true;
+        self.abandoned = true;
         self.hear("lost");
     }
 
     fn hear(&mut self, word: &str) {
         let mut words = word.split(' ');
         match (words.next(), words.next(), words.next()) {
-            (Some("until"), Some(term), Some(kill)) if !self.terminated => {
+            (Some("until"), Some(term), Some(kill)) if self.done == Done::Nothing => {
                 if let (Ok(term), Ok(kill)) = (term.parse(), kill.parse()) {
                     (self.term, self.kill) = (Moment::from_nanos(term), Moment::from_nanos(kill));
                 }

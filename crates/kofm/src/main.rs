@@ -1,10 +1,4 @@
 //! `kofm`: k units out of M, shared by every machine you own, with no master.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a command line tool: results on stdout, talk on stderr"
-)]
-#![cfg_attr(not(clippy), allow(unfulfilled_lint_expectations, reason = "rustc knows no clippy"))]
 
 mod ask;
 mod bench;
@@ -91,7 +85,10 @@ impl Command {
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
             Self::Bench(bench) => bench.run(),
-            Self::Completions(completions) => completions.run(),
+            Self::Completions(completions) => {
+                completions.run();
+                Ok(())
+            }
             Self::Man(man) => man.run(),
             Self::Guard(guard) => guard.run(),
         }

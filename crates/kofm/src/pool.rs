@@ -103,9 +103,10 @@ impl Ls {
 impl Rm {
     fn run(self) -> Result<(), Exit> {
         let path = format!("/v1/pools/{}", self.name);
-        let _: serde_json::Value = self.server.with(async |client| {
+        let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
+        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
         Ok(())
     }
 }

@@ -67,26 +67,10 @@ impl Up {
             }
             tokio::spawn(kofm_net::http::serve(site.clone(), listener));
         }
-        self.advise(&first, &names);
+        advise(&first, &names);
         stop_signal().await?;
         eprintln!("stopping");
         Ok(())
-    }
-
-    fn advise(&self, first: &str, pools: &[String]) {
-        let (addr, default) = (first, "http://127.0.0.1:7600");
-        if addr != default {
-            eprintln!("\nIn another terminal:\n\n  export KOFM_ADDR={addr}");
-        } else {
-            eprintln!("\nIn another terminal:\n");
-        }
-        let pool = pools.first().map_or("gpu", String::as_str);
-        let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
-        eprintln!("  {binary} status");
-        eprintln!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'");
-        eprintln!("  {binary} acquire {pool}:1 --ttl 5m --json");
-        eprintln!("  {binary} queue");
-        eprintln!("\nOr open {addr}/ in a browser. Ctrl-C ends it.");
     }
 
     fn pools(&self) -> Result<BTreeMap<String, PoolConfig>, Exit> {
@@ -107,6 +91,21 @@ impl Up {
         }
         Ok(list)
     }
+}
+
+/// What to type next.
+fn advise(addr: &str, pools: &[String]) {
+    eprintln!("\nIn another terminal:\n");
+    if addr != "http://127.0.0.1:7600" {
+        eprintln!("  export KOFM_ADDR={addr}");
+    }
+    let pool = pools.first().map_or("gpu", String::as_str);
+    let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
+    eprintln!("  {binary} status");
+    eprintln!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'");
+    eprintln!("  {binary} acquire {pool}:1 --ttl 5m --json");
+    eprintln!("  {binary} queue");
+    eprintln!("\nOr open {addr}/ in a browser. Ctrl-C ends it.");
 }
 
 /// Reads `8` or `a,b,c`.

@@ -60,6 +60,7 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
+    #[expect(deprecated, reason = "its successor is unsafe; this owns the file it registers")]
     pub(crate) fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;

@@ -281,7 +281,7 @@ impl Client {
             }
             sender
         });
-        drop(sender.send(work));
+        sender.send(work).ok();
     }
 }
 
@@ -335,17 +335,18 @@ fn renew_all(client: &Client, work: &std_mpsc::Receiver<Work>) {
         // A lease is renewed when a third of its time is gone.
         let due = |ttl: Duration, until: Moment| until.since(now).saturating_sub(ttl * 2 / 3);
         let next = leases.values().map(|&(ttl, until)| due(ttl, until)).min();
-        let next =
-            next.map_or(Duration::from_secs(3600), |next| next.max(Duration::from_millis(5)));
+        let next = next.map_or(Duration::from_hours(1), |next| next.max(Duration::from_millis(5)));
         match work.recv_timeout(next) {
             Ok(Work::Keep { lease, ttl, until }) => {
                 leases.insert(lease, (Duration::from_millis(ttl), until));
             }
             Ok(Work::Release(lease)) => {
                 leases.remove(&lease);
-                drop(runtime.block_on(client.release(&lease)));
+                runtime.block_on(client.release(&lease)).ok();
             }
-            Ok(Work::Cancel(id)) => drop(runtime.block_on(client.cancel(&id))),
+            Ok(Work::Cancel(id)) => {
+                runtime.block_on(client.cancel(&id)).ok();
+            }
             Err(std_mpsc::RecvTimeoutError::Timeout) => {}
             Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
         }

@@ -155,6 +155,10 @@ impl Config {
     }
 }
 
+/// What may stand at the top of a file.
+const KEYS: [&str; 9] =
+    ["cluster", "site", "members", "listen", "http", "socket", "state_dir", "pools", "protocol"];
+
 /// All that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Mistakes(pub Vec<Mistake>);
@@ -204,18 +208,7 @@ impl Reader<'_> {
             return config;
         }
         let table = document.get_ref();
-        const KEYS: &[&str] = &[
-            "cluster",
-            "site",
-            "members",
-            "listen",
-            "http",
-            "socket",
-            "state_dir",
-            "pools",
-            "protocol",
-        ];
-        self.unknown_keys(table, KEYS, "");
+        self.unknown_keys(table, &KEYS, "");
         if let Some(cluster) = self.string(table, "cluster") {
             config.cluster = cluster;
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
-use axum::http::header::{CONTENT_TYPE, HeaderMap};
+use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -108,9 +108,9 @@ pub async fn serve(site: Site, listener: TcpListener) {
 pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
     // A socket that a dead process left behind would be in the way.
     if std::os::unix::net::UnixStream::connect(path).is_err() {
-        std::fs::remove_file(path).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound => Ok(()),
-            _ => Err(error),
+        let removed = std::fs::remove_file(path);
+        removed.or_else(|error| {
+            if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
         })?;
     }
     let listener = UnixListener::bind(path)?;
@@ -192,15 +192,17 @@ fn json_body(value: &impl Serialize) -> Response {
     ([(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
 fn ok(value: &impl Serialize) -> Answer {
     Ok(json_body(value))
 }
 
 /// A list, and in a header the sites that did not answer.
+#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
 fn listed<T: Serialize>((list, missing): (Vec<T>, Vec<String>)) -> Answer {
     let mut response = json_body(&list);
-    if let Ok(missing) = missing.join(",").parse()
-        && missing != ""
+    if let Ok(missing) = missing.join(",").parse::<HeaderValue>()
+        && !missing.is_empty()
     {
         response.headers_mut().insert("kofm-missing", missing);
     }
@@ -299,13 +301,11 @@ async fn pools(Shared(app): Shared<App>) -> Answer {
 
 async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
     let (list, _) = app.site.pools().await?;
-    match list.into_iter().find(|pool| pool.name == name) {
-        Some(pool) => ok(&pool),
-        None => {
-            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-            Err(Error::new(Code::UnknownPool, text).into())
-        }
-    }
+    let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
+        let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+        return Err(Error::new(Code::UnknownPool, text).into());
+    };
+    ok(&pool)
 }
 
 async fn put_pool(
@@ -414,7 +414,7 @@ struct FleetParams {
 }
 
 /// Reboots take as long as they take: the slot is given back by the node.
-const FLEET_TTL: Duration = Duration::from_secs(30 * 86_400);
+const FLEET_TTL: Duration = Duration::from_hours(30 * 24);
 
 async fn fleet(
     app: &App,

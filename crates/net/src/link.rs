@@ -125,6 +125,10 @@ pub(crate) struct LinkInfo {
     pub received: u64,
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "in a greeting, any frame but the expected one is refused, those to come too"
+)]
 impl Mesh {
     /// Starts listening and dialling. `peers` are all other sites and their addresses.
     pub(crate) fn start(
@@ -189,7 +193,7 @@ impl Mesh {
     /// Waits until all peers are connected.
     pub(crate) async fn connected(&self) {
         let all = self.links.len();
-        self.standing.subscribe().wait_for(|&standing| standing == all).await.map_or((), |_| ());
+        self.standing.subscribe().wait_for(|&standing| standing == all).await.ok();
     }
 
     fn count_standing(&self) {
@@ -199,7 +203,7 @@ impl Mesh {
 
     async fn stopped(&self) {
         // The sender lives as long as the mesh.
-        self.stop.subscribe().wait_for(|&stop| stop).await.map_or((), |_| ());
+        self.stop.subscribe().wait_for(|&stop| stop).await.ok();
     }
 
     async fn listen(self: Arc<Self>, listener: TcpListener) {
@@ -420,7 +424,7 @@ impl Mesh {
         if *link.newest.borrow() == number {
             link.down(&why);
             self.count_standing();
-            self.events.send(Event::Down(peer)).await.map_or((), |()| ());
+            self.events.send(Event::Down(peer)).await.ok();
         }
     }
 

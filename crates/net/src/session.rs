@@ -264,7 +264,7 @@ mod tests {
     fn the_queue_is_bounded() {
         let mut session = Session::default();
         let big = Bytes::from(vec![0; MAX_BYTES]);
-        session.push(big.clone()).unwrap();
+        session.push(big).unwrap();
         assert_eq!(session.push(message(1)), Err(Broken::Overflow));
         let mut session = Session::default();
         for _ in 0..MAX_MESSAGES {

@@ -91,7 +91,7 @@ impl Site {
     /// [`crate::http::serve`] or this handle.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let listener = if config.members.len() > 1 {
-            let address = config.listen.as_ref().unwrap_or(&config.members[&config.site]);
+            let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
             let bound = TcpListener::bind(address).await;
             Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
         } else {
@@ -276,10 +276,8 @@ impl Site {
 
     /// Renews a lease.
     pub async fn renew(&self, id: &str) -> Result<api::Lease, api::Error> {
-        match self.at_home(id, Call::Renew(id.to_owned())).await? {
-            Answer::Lease(lease) => Ok(*lease),
-            _ => Err(nonsense()),
-        }
+        let answer = self.at_home(id, Call::Renew(id.to_owned())).await?;
+        if let Answer::Lease(lease) = answer { Ok(*lease) } else { Err(nonsense()) }
     }
 
     /// Gives a lease back. Repeating it is harmless.
@@ -293,19 +291,20 @@ impl Site {
 
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
-        self.gather(Call::Leases, |answer| match answer {
-            Answer::Leases(list) => list,
-            _ => Vec::new(),
-        })
+        self.gather(
+            Call::Leases,
+            |answer| {
+                if let Answer::Leases(list) = answer { list } else { Vec::new() }
+            },
+        )
         .await
     }
 
     /// All that wait, oldest first, and the sites that did not answer.
     pub async fn queue(&self) -> Result<(Vec<api::Request>, Vec<String>), api::Error> {
-        let (mut list, missing) = self
-            .gather(Call::Queue, |answer| match answer {
-                Answer::Queue(list) => list,
-                _ => Vec::new(),
+        let (mut list, missing) =
+            self.gather(Call::Queue, |answer| {
+                if let Answer::Queue(list) = answer { list } else { Vec::new() }
             })
             .await?;
         list.sort_by_key(|request| request.claim);
@@ -327,9 +326,8 @@ impl Site {
         limit: usize,
     ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
         let (mut list, missing) = self
-            .gather(Call::History(limit), |answer| match answer {
-                Answer::History(list) => list,
-                _ => Vec::new(),
+            .gather(Call::History(limit), |answer| {
+                if let Answer::History(list) = answer { list } else { Vec::new() }
             })
             .await?;
         list.sort_by_key(|happening| happening.at_ms);
@@ -460,7 +458,7 @@ impl Site {
             Some(name) => protocol_named(name).map_err(malformed)?,
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
-        let on_expiry = spec.on_expiry.or(old.map(|old| old.on_expiry)).unwrap_or_default();
+        let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
         let pool = PoolConfig { units, names, protocol, on_expiry };
         if old == Some(&pool) {
             return Ok(());
@@ -516,7 +514,7 @@ impl Site {
                 }
             }
         };
-        timeout(patience, ended).await.map_or((), |()| ());
+        timeout(patience, ended).await.ok();
     }
 
     /// Ends the site's links with a goodbye. What it holds is lost with it.
@@ -545,13 +543,11 @@ impl Site {
     async fn ask(&self, peer: SiteId, call: Call, wait: Duration) -> Result<Answer, api::Error> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Ask { peer, call, reply }).await?;
-        match timeout(wait, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) | Err(_) => {
-                let text = format!("site {} does not answer; try again", self.name_of(peer));
-                Err(api::Error::new(Code::Unreachable, text))
-            }
-        }
+        let Ok(Ok(answer)) = timeout(wait, answer).await else {
+            let text = format!("site {} does not answer; try again", self.name_of(peer));
+            return Err(api::Error::new(Code::Unreachable, text));
+        };
+        answer
     }
 
     /// Asks all other sites at once; those that do not answer are left out.
@@ -745,10 +741,7 @@ fn home_of(id: &str) -> Option<SiteId> {
 }
 
 fn expect_request(answer: Answer) -> Result<api::Request, api::Error> {
-    match answer {
-        Answer::Request(request) => Ok(*request),
-        _ => Err(nonsense()),
-    }
+    if let Answer::Request(request) = answer { Ok(*request) } else { Err(nonsense()) }
 }
 
 fn nonsense() -> api::Error {

@@ -187,21 +187,21 @@ impl Frame {
             return Err(WireError::Checksum);
         }
         buffer.advance(HEADER);
-        Self::decode_body(kind, buffer.split_to(length).freeze()).map(Some)
+        Self::decode_body(kind, &buffer.split_to(length).freeze()).map(Some)
     }
 
-    fn decode_body(kind: u8, body: Bytes) -> Result<Self, WireError> {
+    fn decode_body(kind: u8, body: &Bytes) -> Result<Self, WireError> {
         Ok(match kind {
-            1 => Self::Hello(whole(&body)?),
-            2 => empty(&body, Self::Welcome)?,
-            3 => Self::Refuse(whole(&body)?),
+            1 => Self::Hello(whole(body)?),
+            2 => empty(body, Self::Welcome)?,
+            3 => Self::Refuse(whole(body)?),
             4 => {
-                let ((seq, ack), rest) = take::<(u64, u64)>(&body)?;
+                let ((seq, ack), rest) = take::<(u64, u64)>(body)?;
                 let start = body.len() - rest;
                 Self::Data { seq, ack, payload: body.slice(start..) }
             }
-            5 => Self::Ack { ack: whole(&body)? },
-            6 => empty(&body, Self::Bye)?,
+            5 => Self::Ack { ack: whole(body)? },
+            6 => empty(body, Self::Bye)?,
             _ => return Err(WireError::Kind(kind)),
         })
     }
@@ -270,7 +270,12 @@ mod tests {
     }
 
     fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        use std::fmt::Write;
+        let mut text = String::new();
+        for byte in bytes {
+            write!(text, "{byte:02x}").unwrap();
+        }
+        text
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Sites in one process, over real sockets, through the library.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use kofm_net::api::{Code, OnExpiry, State, Submit};
 use kofm_net::config::{Config, PoolConfig};
 use tokio::time::timeout;
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 fn pool(units: u32, protocol: Kind) -> PoolConfig {
     PoolConfig { protocol, ..PoolConfig::new(units) }
@@ -63,7 +64,7 @@ async fn every_protocol_never_shows_a_unit_to_two_holders() {
                 for round in 0..20 {
                     let lease = site.acquire([("gpu", (client + round) % 5 + 1)]).await.unwrap();
                     let units = lease.units()["gpu"].clone();
-                    assert_eq!(units.len() as u32, (client + round) % 5 + 1);
+                    assert_eq!(u32::try_from(units.len()).unwrap(), (client + round) % 5 + 1);
                     for unit in &units {
                         assert!(used.lock().unwrap().insert(unit.clone()), "{kind:?} {unit} twice");
                         let last = fences.lock().unwrap().insert(unit.clone(), lease.fence());
@@ -256,7 +257,7 @@ async fn a_guard_of_the_client_is_renewed_until_it_is_dropped() {
     let mut config = Config::single("one");
     config.pools.insert("gpu".into(), PoolConfig::new(1));
     let site = Site::start(config).await.unwrap();
-    let client = serve(&[site.clone()]).await.remove(0);
+    let client = serve(std::slice::from_ref(&site)).await.remove(0);
     let spec = Submit { ttl: Some(Duration::from_millis(300)), ..want(&[("gpu", 1)]) };
     let guard = client.acquire(&spec).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1500)).await;

@@ -33,15 +33,15 @@ const MAX_WATCHERS: usize = 16;
 /// How long a new request is given before its client is told that it waits.
 const SETTLE: Duration = Duration::from_millis(150);
 /// How long a request that must not wait is given, for the messages that it takes to know.
-const TRY: Duration = Duration::from_millis(1000);
+const TRY: Duration = Duration::from_secs(1);
 /// Entries in one answer about a queue, leases or blockers.
 pub(crate) const MAX_LISTED: usize = 5_000;
 const MAX_BLOCKERS: usize = 64;
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const MIN_TTL: Duration = Duration::from_millis(100);
-const MAX_TTL: Duration = Duration::from_secs(30 * 86_400);
+const MAX_TTL: Duration = Duration::from_hours(30 * 24);
 /// The longest that one call waits for news.
-pub(crate) const MAX_WATCH: Duration = Duration::from_secs(60);
+pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
 /// What comes to the site task.
 pub(crate) enum Command {
@@ -347,7 +347,7 @@ impl Core {
                     let answer = serde_json::from_slice(&body).unwrap_or_else(|_| {
                         Err(api::Error::new(Code::Unreachable, "the answer makes no sense"))
                     });
-                    drop(reply.send(answer));
+                    reply.send(answer).ok();
                 }
             }
         }
@@ -381,11 +381,13 @@ impl Core {
         match command {
             Command::Call { call, reply } => self.on_call(call, Responder::Local(reply)),
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
-            Command::Metrics(reply) => drop(reply.send(self.metrics_text())),
+            Command::Metrics(reply) => {
+                reply.send(self.metrics_text()).ok();
+            }
             Command::Pools(reply) => {
                 let pools = self.pools.iter().filter(|pool| !pool.gone);
                 let list = pools.map(|pool| (pool.name.to_string(), pool.config.clone()));
-                drop(reply.send(list.collect()));
+                reply.send(list.collect()).ok();
             }
             Command::AddPool { name, pool, reply } => {
                 let known = self.pool_by_name.contains_key(name.as_str());
@@ -412,7 +414,7 @@ impl Core {
                 if let Some(pool) = pool {
                     self.pools[pool].gone = true;
                 }
-                drop(reply.send(pool.is_some()));
+                reply.send(pool.is_some()).ok();
             }
             Command::IsIdle { name, reply } => {
                 let idle = self.pool_by_name.get(name.as_str()).is_none_or(|&pool| {
@@ -427,7 +429,7 @@ impl Core {
                                     .any(|want| Arc::ptr_eq(&self.pools[want.0].name, &pool.name))
                         })
                 });
-                drop(reply.send(idle));
+                reply.send(idle).ok();
             }
             Command::Drain => self.drain(),
         }
@@ -449,7 +451,10 @@ impl Core {
             }
             Call::Cancel(id) => self.cancel(&id),
             Call::Renew(id) => self.renew(&id),
-            Call::Release(id) => self.release(&id),
+            Call::Release(id) => {
+                self.release(&id);
+                Ok(Answer::Done)
+            }
             Call::ReleaseRequest(id) => self.release_request(&id),
             Call::Leases => Ok(Answer::Leases(self.leases())),
             Call::Queue => Ok(Answer::Queue(self.queue())),
@@ -464,10 +469,12 @@ impl Core {
     fn respond(&self, reply: Responder, answer: Result<Answer, api::Error>) {
         match reply {
             // A client that is gone needs no answer.
-            Responder::Local(reply) => drop(reply.send(answer)),
+            Responder::Local(reply) => {
+                reply.send(answer).ok();
+            }
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
-                self.mesh.send(peer, &Payload::Answer { number, body }).map_or((), |()| ());
+                self.mesh.send(peer, &Payload::Answer { number, body }).ok();
             }
         }
     }
@@ -732,22 +739,20 @@ impl Core {
         Ok(Answer::Lease(Box::new(lease)))
     }
 
-    fn release(&mut self, id: &str) -> Result<Answer, api::Error> {
+    fn release(&mut self, id: &str) {
         if let Some(&key) = self.by_lease.get(id) {
             let expired = self.requests[&key].state == State::Expired;
             let state = if expired { State::Expired } else { State::Released };
             self.end(key, state, "released by the client");
         }
-        Ok(Answer::Done)
     }
 
     fn release_request(&mut self, id: &str) -> Result<Answer, api::Error> {
         let key = *self.by_id.get(id).ok_or_else(|| unknown_request(id))?;
         let lease = self.requests[&key].lease.as_ref().map(|lease| Arc::clone(&lease.id));
-        match lease {
-            Some(lease) => self.release(&lease),
-            None => self.cancel(id),
-        }
+        let Some(lease) = lease else { return self.cancel(id) };
+        self.release(&lease);
+        Ok(Answer::Done)
     }
 
     /// A wait has run out.
@@ -857,7 +862,7 @@ impl Core {
             self.drop_lease(key, &lease);
         }
         for part in parts {
-            self.undo(key, part);
+            self.undo(key, &part);
         }
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
@@ -894,7 +899,7 @@ impl Core {
     }
 
     /// Takes back one part of a demand: withdrawn where it waits, released where it is held.
-    fn undo(&mut self, key: u64, part: Part) {
+    fn undo(&mut self, key: u64, part: &Part) {
         let Some(claim) = part.claim else { return };
         self.by_claim.remove(&claim);
         let engine = part.engine;
@@ -1014,9 +1019,10 @@ impl Core {
         };
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
         if let Err(refused) = result {
-            match from {
-                Some(from) => self.fault(from, &refused.to_string()),
-                None => error!(%refused, "a protocol refused its own site"),
+            if let Some(from) = from {
+                self.fault(from, &refused.to_string());
+            } else {
+                error!(%refused, "a protocol refused its own site");
             }
         }
         let mut outcomes = std::mem::take(&mut self.outcomes);
@@ -1325,7 +1331,7 @@ impl Core {
             self.history.pop_front();
         }
         // Nobody may be listening; who listens too slowly is told so.
-        drop(self.events.send(happening));
+        self.events.send(happening).ok();
     }
 }
 
