@@ -353,6 +353,11 @@ impl Mesh {
                         make them the same";
             return refuse(RefuseCode::Table, text.to_owned());
         }
+        if hello.known != 0 && hello.known != self.identity.incarnation {
+            // The peer remembers an earlier life of this site. It will say so when it has read
+            // this one's greeting; nothing is wrong with the session on this side.
+            return Ok(());
+        }
         let (broken, fits) = {
             let state = link.lock();
             let fits = state.session.fits(hello.incarnation, hello.received);
@@ -366,13 +371,6 @@ impl Mesh {
             let text = format!("site {} does not go on with this peer: {why}", self.identity.me.0);
             self.reset(link, why);
             return refuse(RefuseCode::Reset, text);
-        }
-        if hello.known != 0 && hello.known != self.identity.incarnation {
-            // The peer remembers an earlier life of this site and is about to say so.
-            return refuse(
-                RefuseCode::Reset,
-                format!("this is incarnation {}", self.identity.incarnation),
-            );
         }
         Ok(())
     }

@@ -1,0 +1,8 @@
+//! End to end: real processes, real sockets, the commands that people type.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod abuse;
+mod guard;
+mod harness;
+mod links;
+mod scenarios;
