@@ -342,7 +342,7 @@ pub(crate) enum Call {
     Submit {
         spec: Submit,
         fresh: bool,
-        kept: bool,
+        hold: Hold,
     },
     /// Takes an id, unless it is known; see [`Answer::Known`].
     Reserve(String),
@@ -369,6 +369,17 @@ pub(crate) enum Call {
         claim: Stamp,
     },
     History(usize),
+}
+
+/// How a grant is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Hold {
+    /// By renewals.
+    Lease,
+    /// For ever: holder and site are one process.
+    Embedded,
+    /// For ever: the units are taken out of their pool.
+    Drain,
 }
 
 /// What comes back.
@@ -398,6 +409,8 @@ pub(crate) struct UsedUnit {
     pub number: u32,
     pub fence: u64,
     pub quarantined: bool,
+    /// Taken out of the pool.
+    pub drained: bool,
 }
 
 mod text_duration {

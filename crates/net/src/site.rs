@@ -30,8 +30,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::time::timeout;
 
-use self::core::{Command, Core, MAX_WATCH};
-use crate::api::{self, Answer, Call, Code, Submit, Usage};
+use self::core::{Command, Core, MAX_WATCH, PoolState};
+use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::Alarm;
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
@@ -58,7 +58,8 @@ struct Inner {
     /// All sites of the cluster, where they live in this process: only then can pools be changed
     /// while it runs.
     together: OnceLock<Vec<Weak<Self>>>,
-    changing: tokio::sync::Mutex<()>,
+    /// One change at a time; the requests that keep units out of pools that were made smaller.
+    changing: tokio::sync::Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
     _state: Option<StateDir>,
 }
@@ -189,7 +190,7 @@ impl Site {
     ) -> Result<Held, api::Error> {
         let want = want.into_iter().map(|(pool, units)| (pool.into(), units)).collect();
         let spec = Submit { want, ..Submit::default() };
-        let call = Call::Submit { spec, fresh: false, kept: true };
+        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded };
         let mut request = self.request(call).await?;
         // Whoever stops waiting leaves nothing behind.
         let mut waiting = Waiting { site: self.clone(), id: Some(request.id.clone()) };
@@ -215,16 +216,16 @@ impl Site {
         fresh: bool,
     ) -> Result<api::Request, api::Error> {
         let Some(id) = spec.id.clone().filter(|_| self.peers().next().is_some()) else {
-            return self.request(Call::Submit { spec, fresh, kept: false }).await;
+            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
         };
         // The id may be known at another site: the same id is one request in the whole cluster.
         if let Answer::Known(true) = self.call(Call::Reserve(id.clone())).await? {
-            return self.request(Call::Submit { spec, fresh, kept: false }).await;
+            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
         }
         let asker = self.0.config.me();
         let answers = self.ask_all(&Call::Knows { id: id.clone(), asker }).await;
         let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
-        let call = Call::Submit { spec, fresh, kept: false };
+        let call = Call::Submit { spec, fresh, hold: Hold::Lease };
         match known {
             Some((peer, _)) => {
                 self.call(Call::Unreserve(id)).await?;
@@ -449,25 +450,45 @@ impl Site {
             }
         }
         let sites = self.together()?;
-        let _changing = sites[0].0.changing.lock().await;
+        let mut drains = sites[0].0.changing.lock().await;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Pools(reply)).await?;
         let pools = answer.await.map_err(|_| stopped())?;
-        let old = pools.iter().find(|pool| pool.0 == name).map(|pool| &pool.1);
+        let state = pools.iter().find(|pool| pool.name == name);
+        let old = state.map(|pool| &pool.config);
         let protocol = match &spec.protocol {
             Some(name) => protocol_named(name).map_err(malformed)?,
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
         let pool = PoolConfig { units, names, protocol, on_expiry };
-        if old == Some(&pool) {
+        let drained = drains.remove(name);
+        if let Some(drain) = &drained {
+            sites[0].release_request(drain).await?;
+        }
+        // The same pool with fewer units: some of them are taken out as they become free.
+        if let Some(old) = old
+            && units <= old.units
+            && (pool.names.is_empty() || pool.names == old.names)
+            && (pool.protocol, pool.on_expiry) == (old.protocol, old.on_expiry)
+        {
+            if let Some(drain) = sites[0].shrink(&sites, name, old.units, units).await? {
+                drains.insert(name.to_owned(), drain);
+            }
             return Ok(());
         }
         if old.is_none() && pools.len() >= MAX_POOLS {
             return Err(api::Error::new(Code::TooMany, format!("there are {MAX_POOLS} pools")));
         }
-        if old.is_some() {
-            remove_everywhere(&sites, name).await?;
+        if let Some(state) = state
+            && let Err(error) = remove_everywhere(&sites, name).await
+        {
+            // As it was before.
+            let (all, limit) = (state.config.units, state.limit);
+            if let Some(drain) = sites[0].shrink(&sites, name, all, limit).await? {
+                drains.insert(name.to_owned(), drain);
+            }
+            return Err(error);
         }
         // All sites have it before one of them takes a request for it.
         for site in &sites {
@@ -485,8 +506,33 @@ impl Site {
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
         let sites = self.together()?;
-        let _changing = sites[0].0.changing.lock().await;
+        let mut drains = sites[0].0.changing.lock().await;
+        if let Some(drain) = drains.remove(name) {
+            sites[0].release_request(&drain).await?;
+        }
         remove_everywhere(&sites, name).await
+    }
+
+    /// Takes units out of a pool of `all`, so that `left` stay. Says which request keeps them.
+    async fn shrink(
+        &self,
+        sites: &[Self],
+        name: &str,
+        all: u32,
+        left: u32,
+    ) -> Result<Option<String>, api::Error> {
+        for site in sites {
+            site.command(Command::LimitPool { name: name.to_owned(), limit: left }).await?;
+        }
+        if left == all {
+            return Ok(None);
+        }
+        let want = [(name.to_owned(), all - left)].into();
+        let owner = Some("kofm".to_owned());
+        let reason = Some("the pool was made smaller".to_owned());
+        let spec = Submit { want, owner, reason, ..Submit::default() };
+        let request = self.request(Call::Submit { spec, fresh: false, hold: Hold::Drain }).await?;
+        Ok(Some(request.id))
     }
 
     fn together(&self) -> Result<Vec<Self>, api::Error> {
@@ -702,27 +748,34 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
 
 /// Counts pools over what all sites say. A unit that two of them name moved while they were
 /// asked: the larger fence is the newer.
-fn count(pools: Vec<(String, PoolConfig)>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
-    let mut used: BTreeMap<&str, BTreeMap<u32, (u64, bool)>> = BTreeMap::new();
+fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
+    let mut used: BTreeMap<&str, BTreeMap<u32, UsedUnit>> = BTreeMap::new();
     let mut waiting: BTreeMap<&str, u64> = BTreeMap::new();
     for usage in all.iter().flatten() {
         *waiting.entry(&usage.pool).or_default() += usage.waiting;
         let pool = used.entry(&usage.pool).or_default();
         for unit in &usage.units {
-            let entry = pool.entry(unit.number).or_insert((unit.fence, unit.quarantined));
-            *entry = (*entry).max((unit.fence, unit.quarantined));
+            let entry = pool.entry(unit.number).or_insert(*unit);
+            if entry.fence < unit.fence {
+                *entry = *unit;
+            }
         }
     }
-    let view = |(name, config): (String, PoolConfig)| {
-        let used = used.get(name.as_str());
-        let used = used.into_iter().flatten().filter(|(number, _)| **number < config.units);
-        let (quarantined, held): (Vec<_>, Vec<_>) = used.partition(|(_, unit)| unit.1);
-        let quarantined = u32::try_from(quarantined.len()).unwrap_or(u32::MAX);
-        let held = u32::try_from(held.len()).unwrap_or(u32::MAX);
+    let view = |PoolState { name, config, .. }: PoolState| {
+        let used = used.get(name.as_str()).into_iter().flatten();
+        let used: Vec<&UsedUnit> =
+            used.filter(|(number, _)| **number < config.units).map(|(_, unit)| unit).collect();
+        let number = |which: &dyn Fn(&UsedUnit) -> bool| {
+            u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
+        };
+        let (drained, quarantined) =
+            (number(&|unit| unit.drained), number(&|unit| unit.quarantined));
+        let held = number(&|unit| !unit.drained && !unit.quarantined);
+        let units = config.units - drained;
         api::Pool {
-            units: config.units,
+            units,
             held,
-            free: config.units - held - quarantined,
+            free: units - held - quarantined,
             quarantined,
             waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
             protocol: config.protocol.name().to_owned(),

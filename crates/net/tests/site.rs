@@ -361,3 +361,35 @@ async fn a_node_takes_its_reboot_slot_once_and_gives_it_back() {
         assert_eq!(call(0, "/v1/steady-state", "b", right).await, 200);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_is_made_smaller_drains() {
+    let sites =
+        Site::start_together(2, pools(&[("gpu", pool(8, Kind::Permission))])).await.unwrap();
+    let units = |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
+    let seven = sites[0].acquire([("gpu", 7)]).await.unwrap();
+    sites[1].put_pool("gpu", units(6)).await.unwrap();
+    // Nobody can ask for what will not be there, and what is held stays held.
+    assert_eq!(sites[0].submit(want(&[("gpu", 7)])).await.unwrap_err().error, Code::Infeasible);
+    let view = sites[1].pools().await.unwrap().0.remove(0);
+    assert_eq!((view.units, view.held, view.free), (8, 7, 1));
+    // Whoever comes now waits behind the change.
+    let six = timeout(LONG, async {
+        let waiting = sites[1].acquire([("gpu", 6)]);
+        tokio::pin!(waiting);
+        assert!(timeout(Duration::from_millis(200), &mut waiting).await.is_err());
+        drop(seven);
+        waiting.await.unwrap()
+    });
+    let six = six.await.unwrap();
+    let view = sites[0].pools().await.unwrap().0.remove(0);
+    assert_eq!((view.units, view.held, view.free), (6, 6, 0));
+    // Larger again, up to what it was, at once; beyond that only when nobody uses it.
+    sites[0].put_pool("gpu", units(8)).await.unwrap();
+    let two = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    assert_eq!(sites[0].put_pool("gpu", units(9)).await.unwrap_err().error, Code::InUse);
+    drop((six, two));
+    all_free(&sites[0]).await;
+    sites[1].put_pool("gpu", units(9)).await.unwrap();
+    drop(timeout(LONG, sites[0].acquire([("gpu", 9)])).await.unwrap().unwrap());
+}

@@ -197,6 +197,18 @@ fn a_whole_cluster_in_one_process() {
     assert!(run(1, &["run", "c:3", "--", "true"]).status.success());
     assert!(run(1, &["pool", "rm", "c"]).status.success());
     assert_eq!(run(0, &["acquire", "c"]).status.code(), Some(65));
+    // Made smaller while in use: it drains.
+    let lease = run(0, &["acquire", "a:2", "--ttl", "5m"]);
+    let lease = String::from_utf8(lease.stdout).unwrap();
+    assert!(run(1, &["pool", "set", "a", "--units", "1"]).status.success());
+    assert_eq!(run(1, &["acquire", "a:2"]).status.code(), Some(65));
+    assert!(run(1, &["release", lease.trim()]).status.success());
+    until("it has drained", || {
+        let pool = run(1, &["status", "a", "--json"]).stdout;
+        let pool: serde_json::Value = serde_json::from_slice(&pool).unwrap();
+        (pool["pools"][0]["units"].as_u64(), pool["pools"][0]["free"].as_u64())
+            == (Some(1), Some(1))
+    });
     signal(&up, "TERM");
     assert_eq!(exit_code(&mut up), 0);
 }

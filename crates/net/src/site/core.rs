@@ -11,7 +11,7 @@ use kofm_core::{Clock, Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, 
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-use crate::api::{self, Answer, Call, Code, OnExpiry, State, Submit};
+use crate::api::{self, Answer, Call, Code, Hold, OnExpiry, State, Submit};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, PoolConfig};
 use crate::engine::{self, Engine, Move, Outcome};
@@ -45,15 +45,44 @@ pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
 /// What comes to the site task.
 pub(crate) enum Command {
-    Call { call: Call, reply: oneshot::Sender<Result<Answer, api::Error>> },
-    Ask { peer: SiteId, call: Call, reply: oneshot::Sender<Result<Answer, api::Error>> },
+    Call {
+        call: Call,
+        reply: oneshot::Sender<Result<Answer, api::Error>>,
+    },
+    Ask {
+        peer: SiteId,
+        call: Call,
+        reply: oneshot::Sender<Result<Answer, api::Error>>,
+    },
     Metrics(oneshot::Sender<String>),
-    Pools(oneshot::Sender<Vec<(String, PoolConfig)>>),
-    AddPool { name: String, pool: PoolConfig, reply: oneshot::Sender<Result<(), api::Error>> },
+    Pools(oneshot::Sender<Vec<PoolState>>),
+    AddPool {
+        name: String,
+        pool: PoolConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
     OpenPool(String),
-    RemovePool { name: String, reply: oneshot::Sender<bool> },
-    IsIdle { name: String, reply: oneshot::Sender<bool> },
+    /// Nobody may ask for more from now on.
+    LimitPool {
+        name: String,
+        limit: u32,
+    },
+    RemovePool {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
+    IsIdle {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
     Drain,
+}
+
+/// A pool as it is now.
+pub(crate) struct PoolState {
+    pub name: String,
+    pub config: PoolConfig,
+    pub limit: u32,
 }
 
 pub(crate) struct Core {
@@ -105,6 +134,8 @@ struct Running {
 pub(crate) struct Pool {
     pub(super) name: Arc<str>,
     pub(super) config: PoolConfig,
+    /// The most that a demand may name; less than the units where the pool was made smaller.
+    pub(super) limit: u32,
     engine: usize,
     id: PoolId,
     /// Waiting requests of this site.
@@ -121,8 +152,7 @@ pub(crate) struct Request {
     pub(super) owner: Option<Arc<str>>,
     pub(super) reason: Option<Arc<str>>,
     ttl: Duration,
-    /// Never expires: holder and site are one process.
-    kept: bool,
+    pub(super) hold: Hold,
     /// Must not wait.
     once: bool,
     pub(super) state: State,
@@ -386,7 +416,11 @@ impl Core {
             }
             Command::Pools(reply) => {
                 let pools = self.pools.iter().filter(|pool| !pool.gone);
-                let list = pools.map(|pool| (pool.name.to_string(), pool.config.clone()));
+                let list = pools.map(|pool| PoolState {
+                    name: pool.name.to_string(),
+                    config: pool.config.clone(),
+                    limit: pool.limit,
+                });
                 reply.send(list.collect()).ok();
             }
             Command::AddPool { name, pool, reply } => {
@@ -407,6 +441,14 @@ impl Core {
                     self.engines[engine].open = true;
                     let happening = self.happening("pool", None);
                     self.record(api::Happening { cause: Some(name), ..happening });
+                }
+            }
+            Command::LimitPool { name, limit } => {
+                if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
+                    self.pools[pool].limit = limit;
+                    let happening = self.happening("pool", None);
+                    let cause = Some(format!("{name} has {limit} units"));
+                    self.record(api::Happening { cause, ..happening });
                 }
             }
             Command::RemovePool { name, reply } => {
@@ -438,7 +480,7 @@ impl Core {
 
     fn on_call(&mut self, call: Call, reply: Responder) {
         let answer = match call {
-            Call::Submit { spec, fresh, kept } => return self.submit(spec, fresh, kept, reply),
+            Call::Submit { spec, fresh, hold } => return self.submit(spec, fresh, hold, reply),
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
@@ -517,7 +559,7 @@ impl Core {
         false
     }
 
-    fn submit(&mut self, spec: Submit, fresh: bool, kept: bool, reply: Responder) {
+    fn submit(&mut self, spec: Submit, fresh: bool, hold: Hold, reply: Responder) {
         if let Some(id) = &spec.id {
             self.reserved.remove(id);
             if let Some(&key) = self.by_id.get(id.as_str()) {
@@ -528,9 +570,9 @@ impl Core {
                 self.forget(key);
             }
         }
-        match self.check(&spec) {
+        match self.check(&spec, hold) {
             Ok(want) => {
-                let key = self.open(spec, want, kept);
+                let key = self.open(spec, want, hold);
                 let patience = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
                 self.watch_key(key, patience, true, reply);
                 self.todo.push_back(Todo::Claim(key));
@@ -543,7 +585,7 @@ impl Core {
         self.settle();
     }
 
-    fn check(&self, spec: &Submit) -> Result<Vec<(usize, u32)>, api::Error> {
+    fn check(&self, spec: &Submit, hold: Hold) -> Result<Vec<(usize, u32)>, api::Error> {
         let malformed = |text: &str| Err(api::Error::new(Code::Malformed, text));
         if self.draining {
             return Err(api::Error::new(Code::Draining, "this site stops; ask another one"));
@@ -580,10 +622,12 @@ impl Core {
                 let text = format!("pool `{name}` is being made; try again");
                 return Err(api::Error::new(Code::InUse, text));
             }
-            if units > pool_state.config.units {
+            let drain = hold == Hold::Drain;
+            let limit = if drain { pool_state.config.units } else { pool_state.limit };
+            if units > limit {
                 let text = format!(
-                    "{units} units asked of pool `{name}`, which has {}; it would never be granted",
-                    pool_state.config.units
+                    "{units} units asked of pool `{name}`, which has {limit}; it would never be \
+                     granted"
                 );
                 return Err(api::Error::new(Code::Infeasible, text));
             }
@@ -592,7 +636,7 @@ impl Core {
         Ok(want)
     }
 
-    fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, kept: bool) -> u64 {
+    fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, hold: Hold) -> u64 {
         let key = self.next_key;
         self.next_key += 1;
         let id: Arc<str> = match spec.id {
@@ -623,7 +667,7 @@ impl Core {
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
             ttl: spec.ttl.unwrap_or(DEFAULT_TTL),
-            kept,
+            hold,
             once,
             state: State::Queued,
             cause: None,
@@ -1192,7 +1236,7 @@ impl Core {
     fn start_lease(&mut self, key: u64, now: Moment) {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let Some(lease) = request.lease.as_mut() else { return };
-        if request.kept {
+        if request.hold != Hold::Lease {
             lease.expires = now.after(MAX_TTL);
             return;
         }
@@ -1230,6 +1274,7 @@ impl Core {
             self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
             self.pools.push(Pool {
                 name,
+                limit: config.units,
                 config,
                 engine: number,
                 id,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kofm_core::Stamp;
 
-use crate::api::{self, Answer, OnExpiry, State, UsedUnit};
+use crate::api::{self, Answer, Hold, OnExpiry, State, UsedUnit};
 use crate::boottime::Moment;
 use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
 
@@ -99,7 +99,7 @@ impl Core {
         let mut list: Vec<_> = self
             .requests
             .values()
-            .filter(|request| request.lease.is_some())
+            .filter(|request| request.lease.is_some() && request.hold != Hold::Drain)
             .take(MAX_LISTED)
             .filter_map(|request| self.lease_view(request))
             .collect();
@@ -116,7 +116,7 @@ impl Core {
             .into_iter()
             .take(MAX_LISTED)
             .filter_map(|&(claim, key)| {
-                let request = self.requests.get(&key)?;
+                let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
                 let now = Moment::now();
                 Some(api::Request {
                     id: request.id.to_string(),
@@ -147,12 +147,14 @@ impl Core {
                 .used
                 .iter()
                 .map(|(&number, key)| {
-                    let lease = self.requests.get(key).and_then(|it| it.lease.as_ref());
+                    let request = self.requests.get(key);
+                    let lease = request.and_then(|it| it.lease.as_ref());
                     UsedUnit {
                         number,
                         fence: lease.map_or(0, |lease| lease.fence),
                         quarantined: pool.config.on_expiry == OnExpiry::Quarantine
                             && lease.is_some_and(|it| it.status == Status::Quarantined),
+                        drained: request.is_some_and(|it| it.hold == Hold::Drain),
                     }
                 })
                 .collect(),
