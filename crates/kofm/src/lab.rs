@@ -4,7 +4,7 @@ use clap::Args;
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Kind, Units};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::topology;
 
 /// A protocol and the cluster that it runs in.
@@ -27,23 +27,23 @@ pub(crate) struct Lab {
 
 impl Lab {
     /// The protocol asked for.
-    pub(crate) fn kind(&self) -> Result<Kind, Failure> {
+    pub(crate) fn kind(&self) -> Result<Kind, Exit> {
         let kind = Kind::named(&self.protocol).ok_or_else(|| {
             let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
             let (asked, names) = (&self.protocol, names.join(", "));
-            Failure::usage(format!("there is no protocol `{asked}`: use one of {names}"))
+            Exit::usage(format!("there is no protocol `{asked}`: use one of {names}"))
         })?;
         if self.units.len() > 1 && !kind.profile().full_service {
             let name = kind.name();
-            return Err(Failure::usage(format!("{name} knows one pool only: give one --units")));
+            return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
         }
         Ok(kind)
     }
 
     /// The cluster asked for.
-    pub(crate) fn cluster(&self) -> Result<Cluster, Failure> {
+    pub(crate) fn cluster(&self) -> Result<Cluster, Exit> {
         if self.units.len() > 1_000 {
-            return Err(Failure::usage("--units: at most 1,000 pools"));
+            return Err(Exit::usage("--units: at most 1,000 pools"));
         }
         let topology = topology::parse(&self.topology, self.sites)?;
         Ok(Cluster {
@@ -67,14 +67,14 @@ impl Lab {
         &self,
         text: Option<&str>,
         default: (u32, u32),
-    ) -> Result<(u32, u32), Failure> {
+    ) -> Result<(u32, u32), Exit> {
         let Some(text) = text else { return Ok(default) };
         let (low, high) = text.split_once("..").unwrap_or((text, text));
         let parse = |part: &str| part.parse::<u32>().ok();
         let most = self.units.iter().copied().max().unwrap_or(1);
         match (parse(low), parse(high)) {
             (Some(low), Some(high)) if 1 <= low && low <= high && high <= most => Ok((low, high)),
-            _ => Err(Failure::usage(format!(
+            _ => Err(Exit::usage(format!(
                 "--k {text}: write K or A..B with 1 <= A <= B <= {most}, the units of the pool"
             ))),
         }
