@@ -582,6 +582,42 @@ impl Site {
         answer.await.map_err(|_| stopped())?
     }
 
+    /// Whether the site task can answer it alone.
+    pub(crate) fn is_local(&self, call: &Call) -> bool {
+        let home = match call {
+            Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Renew(id) | Call::Release(id) => home_of(id),
+            Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
+            _ => None,
+        };
+        self.0.config.members.len() == 1 || home == Some(self.0.config.me())
+    }
+
+    /// Calls that the site task can answer alone; the answers come through the channel.
+    pub(crate) async fn call_many(
+        &self,
+        list: Vec<(u64, Call)>,
+        answers: mpsc::Sender<crate::fast::Numbered>,
+    ) -> io::Result<()> {
+        self.command(Command::Calls { list, answers }).await.map_err(io::Error::other)
+    }
+
+    /// A call that another site may have to answer.
+    pub(crate) async fn call_anywhere(&self, call: Call) -> Result<Answer, api::Error> {
+        match call {
+            Call::Submit { spec, fresh, .. } => {
+                self.submit_as(spec, fresh).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Watch { id, wait } => {
+                self.watch(&id, wait).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Cancel(id) => self.cancel(&id).await.map(|it| Answer::Request(Box::new(it))),
+            Call::Renew(id) => self.renew(&id).await.map(|it| Answer::Lease(Box::new(it))),
+            Call::Release(id) => self.release(&id).await.map(|()| Answer::Done),
+            call => self.call(call).await,
+        }
+    }
+
     async fn request(&self, call: Call) -> Result<api::Request, api::Error> {
         expect_request(self.call(call).await?)
     }

@@ -14,6 +14,7 @@ use tracing::{debug, error, info, warn};
 use crate::api::{self, Answer, Call, Code, Hold, OnExpiry, State, Submit};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, PoolConfig};
+use crate::fast::Numbered;
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::link::{Event, Mesh, Payload};
 use crate::names::{self, Names};
@@ -45,6 +46,11 @@ pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
 /// What comes to the site task.
 pub(crate) enum Command {
+    /// Calls of one fast client.
+    Calls {
+        list: Vec<(u64, Call)>,
+        answers: mpsc::Sender<Numbered>,
+    },
     Call {
         call: Call,
         reply: oneshot::Sender<Result<Answer, api::Error>>,
@@ -208,6 +214,7 @@ struct Watcher {
 enum Responder {
     Local(oneshot::Sender<Result<Answer, api::Error>>),
     Peer(SiteId, u64),
+    Fast(u64, mpsc::Sender<Numbered>),
 }
 
 enum Timer {
@@ -410,6 +417,11 @@ impl Core {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Call { call, reply } => self.on_call(call, Responder::Local(reply)),
+            Command::Calls { list, answers } => {
+                for (number, call) in list {
+                    self.on_call(call, Responder::Fast(number, answers.clone()));
+                }
+            }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
             Command::Metrics(reply) => {
                 reply.send(self.metrics_text()).ok();
@@ -513,6 +525,10 @@ impl Core {
             // A client that is gone needs no answer.
             Responder::Local(reply) => {
                 reply.send(answer).ok();
+            }
+            // There is a slot for every open call, so this fails only when the client is gone.
+            Responder::Fast(number, answers) => {
+                answers.try_send((number, answer)).ok();
             }
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
