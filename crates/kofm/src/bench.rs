@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use kofm_net::api::{State, Submit};
 use kofm_net::FastClient;
+use kofm_net::api::{State, Submit};
 use kofm_net::client::{Address, Client};
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

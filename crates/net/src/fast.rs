@@ -28,6 +28,9 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Calls of one connection that may be open.
 const MAX_OPEN: usize = 4096;
 
+/// An answer that is not there yet is kept back for this long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A call of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FastCall {
@@ -39,7 +42,10 @@ pub(crate) enum FastCall {
         owner: Option<String>,
         reason: Option<String>,
     },
-    Watch { id: String, wait_ms: u64 },
+    Watch {
+        id: String,
+        wait_ms: u64,
+    },
     Cancel(String),
     Renew(String),
     Release(String),
@@ -91,7 +97,7 @@ impl FastCall {
                 let (ttl, wait) =
                     (ttl_ms.map(Duration::from_millis), wait_ms.map(Duration::from_millis));
                 let spec = Submit { want: sum, ttl, wait, id, owner, reason };
-                Call::Submit { spec, fresh: false, hold: Hold::Lease }
+                Call::Submit { spec, fresh: false, hold: Hold::Lease, patience: Some(PATIENCE) }
             }
             Self::Watch { id, wait_ms } => Call::Watch { id, wait: Duration::from_millis(wait_ms) },
             Self::Cancel(id) => Call::Cancel(id),

@@ -190,7 +190,7 @@ impl Site {
     ) -> Result<Held, api::Error> {
         let want = want.into_iter().map(|(pool, units)| (pool.into(), units)).collect();
         let spec = Submit { want, ..Submit::default() };
-        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded };
+        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded, patience: None };
         let mut request = self.request(call).await?;
         // Whoever stops waiting leaves nothing behind.
         let mut waiting = Waiting { site: self.clone(), id: Some(request.id.clone()) };
@@ -216,16 +216,20 @@ impl Site {
         fresh: bool,
     ) -> Result<api::Request, api::Error> {
         let Some(id) = spec.id.clone().filter(|_| self.peers().next().is_some()) else {
-            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
         };
         // The id may be known at another site: the same id is one request in the whole cluster.
         if let Answer::Known(true) = self.call(Call::Reserve(id.clone())).await? {
-            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
         }
         let asker = self.0.config.me();
         let answers = self.ask_all(&Call::Knows { id: id.clone(), asker }).await;
         let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
-        let call = Call::Submit { spec, fresh, hold: Hold::Lease };
+        let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
         match known {
             Some((peer, _)) => {
                 self.call(Call::Unreserve(id)).await?;
@@ -531,7 +535,9 @@ impl Site {
         let owner = Some("kofm".to_owned());
         let reason = Some("the pool was made smaller".to_owned());
         let spec = Submit { want, owner, reason, ..Submit::default() };
-        let request = self.request(Call::Submit { spec, fresh: false, hold: Hold::Drain }).await?;
+        let request = self
+            .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
+            .await?;
         Ok(Some(request.id))
     }
 
