@@ -415,7 +415,7 @@ fn show(report: &Report) -> String {
             row.protocol.clone(),
             row.sites.to_string(),
             row.clients.to_string(),
-            row.units.map_or("echo".into(), |units| format!("{units:?}").to_lowercase()),
+            row.units.map_or_else(|| "echo".into(), |units| format!("{units:?}").to_lowercase()),
             format!("{:.0}", row.per_second),
             row.of_echo.map_or(String::new(), |part| format!("{part:.2}")),
             format!("{:.0}", row.latency_us.rate),

@@ -255,10 +255,11 @@ impl FastClient {
         let gone = || api::Error::new(Code::Unreachable, "the site has closed the connection");
         let (reply, answer) = oneshot::channel();
         self.0.calls.send((call, reply)).await.map_err(|_| gone())?;
-        match answer.await.map_err(|_| gone())? {
-            FastAnswer::Error { code, message } => Err(api::Error { error: code, message }),
-            answer => Ok(answer),
+        let answer = answer.await.map_err(|_| gone())?;
+        if let FastAnswer::Error { code, message } = answer {
+            return Err(api::Error { error: code, message });
         }
+        Ok(answer)
     }
 
     /// Waits for the units. The lease has to be renewed, and released.

@@ -594,7 +594,18 @@ impl Site {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
-            _ => None,
+            Call::Submit { .. }
+            | Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::Watch { .. }
+            | Call::Cancel(_)
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_) => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
     }
@@ -620,7 +631,15 @@ impl Site {
             Call::Cancel(id) => self.cancel(&id).await.map(|it| Answer::Request(Box::new(it))),
             Call::Renew(id) => self.renew(&id).await.map(|it| Answer::Lease(Box::new(it))),
             Call::Release(id) => self.release(&id).await.map(|()| Answer::Done),
-            call => self.call(call).await,
+            call @ (Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_)) => self.call(call).await,
         }
     }
 

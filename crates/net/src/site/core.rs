@@ -184,6 +184,13 @@ struct Part {
     numbers: BTreeMap<PoolId, Vec<u32>>,
 }
 
+impl Request {
+    /// The claim that it waits with.
+    pub(super) fn claim(&self) -> Option<Stamp> {
+        self.parts.get(self.part)?.claim
+    }
+}
+
 pub(crate) struct Lease {
     pub(super) id: Arc<str>,
     pub(super) fence: u64,
@@ -754,7 +761,7 @@ impl Core {
             let text = "the units are not free; leave out `wait` to queue for them";
             return Err(api::Error::new(Code::Busy, text));
         }
-        Ok(Answer::Request(Box::new(self.request_view(key, request))))
+        Ok(Answer::Request(Box::new(self.request_view(key, request, told != Told::News))))
     }
 
     fn answer_watcher(&mut self, key: u64, number: u64) {
@@ -793,7 +800,7 @@ impl Core {
 
     fn answer_request(&self, key: u64) -> Result<Answer, api::Error> {
         let request = self.requests.get(&key).ok_or_else(|| unknown_request("?"))?;
-        Ok(Answer::Request(Box::new(self.request_view(key, request))))
+        Ok(Answer::Request(Box::new(self.request_view(key, request, true))))
     }
 
     fn renew(&mut self, id: &str) -> Result<Answer, api::Error> {
