@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use kofm_net::FastClient;
 use kofm_net::api::{State, Submit};
 use kofm_net::client::{Address, Client};
 use serde::Serialize;
@@ -41,6 +42,12 @@ pub(crate) struct Bench {
     #[arg(long, value_enum, value_delimiter = ',',
           default_values_t = [Units::Plenty, Units::Half, Units::One])]
     units: Vec<Units>,
+    /// How clients speak
+    #[arg(long, value_enum, default_value_t = Via::Fast)]
+    via: Via,
+    /// Clients share one connection per site, as the tasks of one program do
+    #[arg(long)]
+    shared: bool,
     /// How long each measurement takes
     #[arg(long, default_value = "2s", value_parser = kofm_net::duration::parse)]
     time: Duration,
@@ -61,6 +68,14 @@ enum Units {
     Half,
     /// One for all
     One,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Via {
+    /// JSON over HTTP
+    Http,
+    /// Frames on an upgraded connection
+    Fast,
 }
 
 #[derive(Debug, Serialize)]
@@ -160,10 +175,21 @@ impl Bench {
         let args = ["up", "--http", "127.0.0.1:0", "--protocol", protocol];
         let args = [&args[..], &["--sites", &sites_arg, "--pool", &pool]].concat();
         let server = Server::start(&args, sites)?;
-        let makers: Vec<Pair> = (0..clients)
-            .map(|number| Pair { address: server.addresses[number % sites].clone() })
-            .collect();
-        let (per_second, latency_us) = measure(makers, self.time).await?;
+        let address = |number: usize| server.addresses[number % sites].clone();
+        let (per_second, latency_us) = if self.via == Via::Http {
+            let makers = (0..clients).map(|number| Pair { address: address(number) });
+            measure(makers.collect(), self.time).await?
+        } else {
+            let mut shared = Vec::new();
+            for number in 0..if self.shared { sites.min(clients) } else { 0 } {
+                shared.push(fast(&address(number)).await?);
+            }
+            let makers = (0..clients).map(|number| FastPair {
+                address: address(number),
+                shared: shared.get(number % sites).cloned(),
+            });
+            measure(makers.collect(), self.time).await?
+        };
         Ok(Row {
             sites,
             clients,
@@ -256,6 +282,34 @@ impl Work for Pair {
         let request = client.wait(client.submit(spec).await?).await?;
         let lease = request.lease.filter(|_| request.state == State::Granted);
         let lease = lease.ok_or_else(|| Exit::new(SYSTEM, "not granted"))?;
+        client.release(&lease.id).await?;
+        Ok(())
+    }
+}
+
+struct FastPair {
+    address: String,
+    shared: Option<FastClient>,
+}
+
+async fn fast(address: &str) -> Result<FastClient, Exit> {
+    let address = Address::parse(address).map_err(|text| Exit::new(SYSTEM, text))?;
+    Ok(Client::new(address, None).fast().await?)
+}
+
+impl Work for FastPair {
+    type Client = (FastClient, Submit);
+
+    async fn connect(&self) -> Result<Self::Client, Exit> {
+        let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
+        match &self.shared {
+            Some(client) => Ok((client.clone(), spec)),
+            None => Ok((fast(&self.address).await?, spec)),
+        }
+    }
+
+    async fn once((client, spec): &mut Self::Client) -> Result<(), Exit> {
+        let lease = client.acquire(spec).await?;
         client.release(&lease.id).await?;
         Ok(())
     }
@@ -361,7 +415,7 @@ fn show(report: &Report) -> String {
             row.protocol.clone(),
             row.sites.to_string(),
             row.clients.to_string(),
-            row.units.map_or("echo".into(), |units| format!("{units:?}").to_lowercase()),
+            row.units.map_or_else(|| "echo".into(), |units| format!("{units:?}").to_lowercase()),
             format!("{:.0}", row.per_second),
             row.of_echo.map_or(String::new(), |part| format!("{part:.2}")),
             format!("{:.0}", row.latency_us.rate),

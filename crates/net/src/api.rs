@@ -343,6 +343,8 @@ pub(crate) enum Call {
         spec: Submit,
         fresh: bool,
         hold: Hold,
+        /// How long to keep the answer back while it waits; none answers as soon as that is sure.
+        patience: Option<Duration>,
     },
     /// Takes an id, unless it is known; see [`Answer::Known`].
     Reserve(String),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
-use hyper::header::{AUTHORIZATION, HOST};
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
 use hyper::{Method, Request as HttpRequest, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use crate::api::{self, Submit};
 use crate::boottime::Moment;
 use crate::duration;
+use crate::fast::FastClient;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(15);
@@ -179,6 +180,25 @@ impl Client {
             idle.push(connection);
         }
         Ok((status, answer))
+    }
+
+    /// A connection for many calls at once, without HTTP around each of them.
+    pub async fn fast(&self) -> Result<FastClient, ClientError> {
+        let mut connection = self.connect().await?;
+        let request = HttpRequest::builder()
+            .uri("/v1/fast")
+            .header(HOST, "localhost")
+            .header(CONNECTION, "upgrade")
+            .header(UPGRADE, crate::fast::UPGRADE);
+        let request = request.body(Full::new(Bytes::new()));
+        let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
+        let response = connection.send_request(request).await;
+        let response = response.map_err(|error| self.unreachable(&error))?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(ClientError::Nonsense(response.status().to_string()));
+        }
+        let stream = hyper::upgrade::on(response).await;
+        Ok(FastClient::new(TokioIo::new(stream.map_err(|error| self.unreachable(&error))?)))
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
@@ -380,7 +400,7 @@ where
 {
     let greeted = hyper::client::conn::http1::handshake(stream).await;
     let (sender, connection) = greeted.map_err(std::io::Error::other)?;
-    tokio::spawn(async move { connection.await.is_ok() });
+    tokio::spawn(async move { connection.with_upgrades().await.is_ok() });
     Ok(sender)
 }
 

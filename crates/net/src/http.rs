@@ -14,7 +14,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
-use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -27,6 +27,7 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::{Stream, StreamExt, StreamMap};
@@ -75,6 +76,7 @@ pub fn router(site: Site) -> Router {
         .route("/v1/gangs/{name}", put(not_here).get(not_here).delete(not_here))
         .route("/v1/gangs/{name}/start", post(not_here))
         .route("/v1/events", get(events))
+        .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
         .route("/metrics", get(metrics))
@@ -143,6 +145,7 @@ where
             .header_read_timeout(HEADERS_IN)
             .max_buf_size(64 << 10)
             .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
             .await;
         if let Err(error) = served {
             debug!(%error, "client");
@@ -213,7 +216,7 @@ fn listed<T: Serialize>((list, missing): (Vec<T>, Vec<String>)) -> Answer {
 async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiError> {
     let malformed = |text: String| ApiError(Error::new(Code::Malformed, text));
     let read = axum::body::to_bytes(request.into_body(), MAX_BODY);
-    let bytes: Bytes = match tokio::time::timeout(BODY_IN, read).await {
+    let bytes: Bytes = match timeout(BODY_IN, read).await {
         Ok(Ok(bytes)) => bytes,
         Ok(Err(_)) => return Err(malformed(format!("the body is longer than {MAX_BODY} bytes"))),
         Err(_) => return Err(malformed("the body did not come in time".into())),
@@ -376,6 +379,24 @@ fn event_stream(
             }
         })
     })
+}
+
+/// Goes on with frames instead of HTTP.
+async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    if request.headers().get(UPGRADE).is_none_or(|name| name != crate::fast::UPGRADE) {
+        let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
+        return Err(Error::new(Code::Malformed, text).into());
+    }
+    let upgraded = hyper::upgrade::on(request);
+    tokio::spawn(async move {
+        match timeout(HEADERS_IN, upgraded).await {
+            Ok(Ok(stream)) => crate::fast::serve(app.site, TokioIo::new(stream)).await,
+            Ok(Err(error)) => debug!(%error, "no upgrade"),
+            Err(_) => debug!("no upgrade in time"),
+        }
+    });
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, crate::fast::UPGRADE)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
 async fn metrics(Shared(app): Shared<App>) -> Answer {

@@ -15,6 +15,7 @@ pub mod client;
 pub mod config;
 pub mod duration;
 mod engine;
+mod fast;
 pub mod http;
 mod incarnation;
 mod link;
@@ -25,5 +26,6 @@ mod site;
 pub mod wire;
 
 pub use boottime::Moment;
+pub use fast::{FastClient, FastLease};
 pub use incarnation::{IdentityError, StateDir};
 pub use site::{Held, Site, StartError};

@@ -190,7 +190,7 @@ impl Site {
     ) -> Result<Held, api::Error> {
         let want = want.into_iter().map(|(pool, units)| (pool.into(), units)).collect();
         let spec = Submit { want, ..Submit::default() };
-        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded };
+        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded, patience: None };
         let mut request = self.request(call).await?;
         // Whoever stops waiting leaves nothing behind.
         let mut waiting = Waiting { site: self.clone(), id: Some(request.id.clone()) };
@@ -216,16 +216,20 @@ impl Site {
         fresh: bool,
     ) -> Result<api::Request, api::Error> {
         let Some(id) = spec.id.clone().filter(|_| self.peers().next().is_some()) else {
-            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
         };
         // The id may be known at another site: the same id is one request in the whole cluster.
         if let Answer::Known(true) = self.call(Call::Reserve(id.clone())).await? {
-            return self.request(Call::Submit { spec, fresh, hold: Hold::Lease }).await;
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
         }
         let asker = self.0.config.me();
         let answers = self.ask_all(&Call::Knows { id: id.clone(), asker }).await;
         let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
-        let call = Call::Submit { spec, fresh, hold: Hold::Lease };
+        let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
         match known {
             Some((peer, _)) => {
                 self.call(Call::Unreserve(id)).await?;
@@ -531,7 +535,9 @@ impl Site {
         let owner = Some("kofm".to_owned());
         let reason = Some("the pool was made smaller".to_owned());
         let spec = Submit { want, owner, reason, ..Submit::default() };
-        let request = self.request(Call::Submit { spec, fresh: false, hold: Hold::Drain }).await?;
+        let request = self
+            .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
+            .await?;
         Ok(Some(request.id))
     }
 
@@ -580,6 +586,61 @@ impl Site {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Call { call, reply }).await?;
         answer.await.map_err(|_| stopped())?
+    }
+
+    /// Whether the site task can answer it alone.
+    pub(crate) fn is_local(&self, call: &Call) -> bool {
+        let home = match call {
+            Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Renew(id) | Call::Release(id) => home_of(id),
+            Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
+            Call::Submit { .. }
+            | Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::Watch { .. }
+            | Call::Cancel(_)
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_) => None,
+        };
+        self.0.config.members.len() == 1 || home == Some(self.0.config.me())
+    }
+
+    /// Calls that the site task can answer alone; the answers come through the channel.
+    pub(crate) async fn call_many(
+        &self,
+        list: Vec<(u64, Call)>,
+        answers: mpsc::Sender<crate::fast::Numbered>,
+    ) -> io::Result<()> {
+        self.command(Command::Calls { list, answers }).await.map_err(io::Error::other)
+    }
+
+    /// A call that another site may have to answer.
+    pub(crate) async fn call_anywhere(&self, call: Call) -> Result<Answer, api::Error> {
+        match call {
+            Call::Submit { spec, fresh, .. } => {
+                self.submit_as(spec, fresh).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Watch { id, wait } => {
+                self.watch(&id, wait).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Cancel(id) => self.cancel(&id).await.map(|it| Answer::Request(Box::new(it))),
+            Call::Renew(id) => self.renew(&id).await.map(|it| Answer::Lease(Box::new(it))),
+            Call::Release(id) => self.release(&id).await.map(|()| Answer::Done),
+            call @ (Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_)) => self.call(call).await,
+        }
     }
 
     async fn request(&self, call: Call) -> Result<api::Request, api::Error> {

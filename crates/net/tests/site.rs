@@ -393,3 +393,36 @@ async fn a_pool_that_is_made_smaller_drains() {
     sites[1].put_pool("gpu", units(9)).await.unwrap();
     drop(timeout(LONG, sites[0].acquire([("gpu", 9)])).await.unwrap().unwrap());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_calls_share_one_fast_connection() {
+    let sites =
+        Site::start_together(2, pools(&[("gpu", pool(3, Kind::Permission))])).await.unwrap();
+    let clients = serve(&sites).await;
+    let fast = [clients[0].fast().await.unwrap(), clients[1].fast().await.unwrap()];
+    let mut tasks = tokio::task::JoinSet::new();
+    let used: Arc<Mutex<HashSet<String>>> = Arc::default();
+    for number in 0..40_usize {
+        let (fast, used) = (fast.clone(), Arc::clone(&used));
+        tasks.spawn(async move {
+            for _ in 0..5 {
+                let spec = want(&[("gpu", 1)]);
+                let lease = fast[number % 2].acquire(&spec).await.unwrap();
+                let unit = lease.units[0].1[0].clone();
+                assert!(used.lock().unwrap().insert(unit.clone()), "{unit} twice");
+                fast[1 - number % 2].renew(&lease.id).await.unwrap();
+                used.lock().unwrap().remove(&unit);
+                // Through the other site: it passes it on.
+                fast[1 - number % 2].release(&lease.id).await.unwrap();
+            }
+        });
+    }
+    timeout(LONG, tasks.join_all()).await.unwrap();
+    let much = fast[0].acquire(&want(&[("gpu", 4)])).await;
+    assert_eq!(much.unwrap_err().error, Code::Infeasible);
+    let two = fast[0].acquire(&want(&[("gpu", 2)])).await.unwrap();
+    let busy = Submit { wait: Some(Duration::ZERO), ..want(&[("gpu", 2)]) };
+    assert_eq!(fast[0].acquire(&busy).await.unwrap_err().error, Code::Busy);
+    fast[1].release(&two.id).await.unwrap();
+    all_free(&sites[1]).await;
+}

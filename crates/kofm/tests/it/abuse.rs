@@ -81,7 +81,7 @@ fn events_are_streamed() {
     let cluster = Cluster::start(1, "[pools]\ngpu = 2\n");
     let http = cluster.http[0].strip_prefix("http://").unwrap().to_owned();
     let mut stream = TcpStream::connect(&http).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     let mut text = String::new();
     let mut buffer = [0; 4096];

@@ -16,8 +16,8 @@ const LINKS: usize = 26;
 /// still lives cannot get the lock, and ends with 99.
 #[test]
 fn a_stopped_wrapper_never_overlaps_with_the_next_holder() {
-    let pools: String = (0..CHAINS).map(|i| format!("p{i} = 1\n")).collect();
-    let cluster = Arc::new(Cluster::start(2, &format!("[pools]\n{pools}")));
+    let pools: Vec<String> = (0..CHAINS).map(|i| format!("p{i} = 1\n")).collect();
+    let cluster = Arc::new(Cluster::start(2, &format!("[pools]\n{}", pools.concat())));
     let dir = temp_dir();
     let chains: Vec<_> = (0..CHAINS)
         .map(|number| {

@@ -118,17 +118,17 @@ fn explain_names_the_blockers_and_the_impossible_fails_at_once() {
 
 #[test]
 fn a_demand_over_pools_of_several_protocols() {
-    let mut pools = String::new();
+    let mut pools = Vec::new();
     let mut demand = Vec::new();
     for kind in kofm_core::Kind::ALL {
         let profile = kind.profile();
         if !profile.as_printed && profile.full_service {
             let name = kind.name();
-            pools += &format!("[pools.p-{name}]\nunits = 2\nprotocol = \"{name}\"\n");
+            pools.push(format!("[pools.p-{name}]\nunits = 2\nprotocol = \"{name}\"\n"));
             demand.push(format!("p-{name}:2"));
         }
     }
-    let cluster = Arc::new(Cluster::start(3, &pools));
+    let cluster = Arc::new(Cluster::start(3, &pools.concat()));
     let workers: Vec<_> = (0..6)
         .map(|number| {
             let (cluster, demand) = (Arc::clone(&cluster), demand.clone());

@@ -15,6 +15,7 @@ use crate::api::{self, Answer, Call, Code, Hold, OnExpiry, State, Submit};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, PoolConfig};
 use crate::engine::{self, Engine, Move, Outcome};
+use crate::fast::Numbered;
 use crate::link::{Event, Mesh, Payload};
 use crate::names::{self, Names};
 use crate::random;
@@ -45,6 +46,11 @@ pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
 /// What comes to the site task.
 pub(crate) enum Command {
+    /// Calls of one fast client.
+    Calls {
+        list: Vec<(u64, Call)>,
+        answers: mpsc::Sender<Numbered>,
+    },
     Call {
         call: Call,
         reply: oneshot::Sender<Result<Answer, api::Error>>,
@@ -179,6 +185,13 @@ struct Part {
     numbers: BTreeMap<PoolId, Vec<u32>>,
 }
 
+impl Request {
+    /// The claim that it waits with.
+    pub(super) fn claim(&self) -> Option<Stamp> {
+        self.parts.get(self.part)?.claim
+    }
+}
+
 pub(crate) struct Lease {
     pub(super) id: Arc<str>,
     pub(super) fence: u64,
@@ -202,13 +215,24 @@ pub(crate) enum Status {
 struct Watcher {
     reply: Responder,
     timer: (Moment, u64),
-    /// Told as soon as the request waits for certain, not only when it ends.
-    submitted: bool,
+    told: Told,
+}
+
+/// What somebody wants to hear of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// The submitter: as soon as it waits for certain.
+    WhenSure,
+    /// The submitter: when it is granted or over.
+    AtTheEnd,
+    /// A watcher: the same.
+    News,
 }
 
 enum Responder {
     Local(oneshot::Sender<Result<Answer, api::Error>>),
     Peer(SiteId, u64),
+    Fast(u64, mpsc::Sender<Numbered>),
 }
 
 enum Timer {
@@ -411,6 +435,11 @@ impl Core {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Call { call, reply } => self.on_call(call, Responder::Local(reply)),
+            Command::Calls { list, answers } => {
+                for (number, call) in list {
+                    self.on_call(call, Responder::Fast(number, answers.clone()));
+                }
+            }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
             Command::Metrics(reply) => {
                 reply.send(self.metrics_text()).ok();
@@ -481,7 +510,9 @@ impl Core {
 
     fn on_call(&mut self, call: Call, reply: Responder) {
         let answer = match call {
-            Call::Submit { spec, fresh, hold } => return self.submit(spec, fresh, hold, reply),
+            Call::Submit { spec, fresh, hold, patience } => {
+                return self.submit(spec, fresh, hold, patience, reply);
+            }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
@@ -514,6 +545,10 @@ impl Core {
             // A client that is gone needs no answer.
             Responder::Local(reply) => {
                 reply.send(answer).ok();
+            }
+            // There is a slot for every open call, so this fails only when the client is gone.
+            Responder::Fast(number, answers) => {
+                answers.try_send((number, answer)).ok();
             }
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
@@ -560,13 +595,21 @@ impl Core {
         false
     }
 
-    fn submit(&mut self, spec: Submit, fresh: bool, hold: Hold, reply: Responder) {
+    fn submit(
+        &mut self,
+        spec: Submit,
+        fresh: bool,
+        hold: Hold,
+        patience: Option<Duration>,
+        reply: Responder,
+    ) {
+        let told = if patience.is_some() { Told::AtTheEnd } else { Told::WhenSure };
         if let Some(id) = &spec.id {
             self.reserved.remove(id);
             if let Some(&key) = self.by_id.get(id.as_str()) {
                 let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
                 if !(fresh && over) {
-                    return self.watch_key(key, SETTLE, true, reply);
+                    return self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
                 }
                 self.forget(key);
             }
@@ -574,8 +617,8 @@ impl Core {
         match self.check(&spec, hold) {
             Ok(want) => {
                 let key = self.open(spec, want, hold);
-                let patience = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
-                self.watch_key(key, patience, true, reply);
+                let settle = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
+                self.watch_key(key, patience.unwrap_or(settle), told, reply);
                 self.todo.push_back(Todo::Claim(key));
             }
             Err(error) => {
@@ -689,37 +732,37 @@ impl Core {
 
     fn watch(&mut self, id: &str, wait: Duration, reply: Responder) {
         match self.by_id.get(id) {
-            Some(&key) => self.watch_key(key, wait, false, reply),
+            Some(&key) => self.watch_key(key, wait, Told::News, reply),
             None => self.respond(reply, Err(unknown_request(id))),
         }
     }
 
-    fn watch_key(&mut self, key: u64, wait: Duration, submitted: bool, reply: Responder) {
+    fn watch_key(&mut self, key: u64, wait: Duration, told: Told, reply: Responder) {
         let queued = self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
         if !queued || wait.is_zero() {
-            let answer = self.submitted_answer(key, submitted);
+            let answer = self.submitted_answer(key, told);
             return self.respond(reply, answer);
         }
         let moment = Moment::now().after(wait.min(MAX_WATCH));
         let timer = self.start_timer(moment, Timer::Watch(key));
         let Some(request) = self.requests.get_mut(&key) else { return };
-        request.watchers.push(Watcher { reply, timer, submitted });
+        request.watchers.push(Watcher { reply, timer, told });
         if request.watchers.len() > MAX_WATCHERS {
             let oldest = request.watchers.remove(0);
             self.timers.remove(&oldest.timer);
-            let answer = self.submitted_answer(key, oldest.submitted);
+            let answer = self.submitted_answer(key, oldest.told);
             self.respond(oldest.reply, answer);
         }
     }
 
     /// The answer to somebody who submitted: a try that failed is an error there.
-    fn submitted_answer(&self, key: u64, submitted: bool) -> Result<Answer, api::Error> {
+    fn submitted_answer(&self, key: u64, told: Told) -> Result<Answer, api::Error> {
         let Some(request) = self.requests.get(&key) else { return Err(unknown_request("?")) };
-        if submitted && request.once && request.state == State::Failed {
+        if told != Told::News && request.once && request.state == State::Failed {
             let text = "the units are not free; leave out `wait` to queue for them";
             return Err(api::Error::new(Code::Busy, text));
         }
-        Ok(Answer::Request(Box::new(self.request_view(key, request))))
+        Ok(Answer::Request(Box::new(self.request_view(key, request, told != Told::News))))
     }
 
     fn answer_watcher(&mut self, key: u64, number: u64) {
@@ -728,7 +771,7 @@ impl Core {
             return;
         };
         let watcher = request.watchers.swap_remove(place);
-        let answer = self.submitted_answer(key, watcher.submitted);
+        let answer = self.submitted_answer(key, watcher.told);
         self.respond(watcher.reply, answer);
     }
 
@@ -737,11 +780,11 @@ impl Core {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let (told, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut request.watchers)
             .into_iter()
-            .partition(|watcher| watcher.submitted || !only_submitted);
+            .partition(|watcher| watcher.told == Told::WhenSure || !only_submitted);
         request.watchers = rest;
         for watcher in told {
             self.timers.remove(&watcher.timer);
-            let answer = self.submitted_answer(key, watcher.submitted);
+            let answer = self.submitted_answer(key, watcher.told);
             self.respond(watcher.reply, answer);
         }
     }
@@ -758,7 +801,7 @@ impl Core {
 
     fn answer_request(&self, key: u64) -> Result<Answer, api::Error> {
         let request = self.requests.get(&key).ok_or_else(|| unknown_request("?"))?;
-        Ok(Answer::Request(Box::new(self.request_view(key, request))))
+        Ok(Answer::Request(Box::new(self.request_view(key, request, true))))
     }
 
     fn renew(&mut self, id: &str) -> Result<Answer, api::Error> {

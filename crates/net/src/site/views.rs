@@ -8,6 +8,9 @@ use crate::api::{self, Answer, Hold, OnExpiry, State, UsedUnit};
 use crate::boottime::Moment;
 use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
 
+/// Waiting requests of one pool from which on it is a crowd.
+const CROWD: usize = 256;
+
 impl Core {
     pub(super) fn want_view(&self, request: &Request) -> api::Want {
         let want = request.want.iter();
@@ -42,9 +45,17 @@ impl Core {
         })
     }
 
-    pub(super) fn request_view(&self, key: u64, request: &Request) -> api::Request {
+    /// A request. In a crowd, those who just came are told their place only: who is in front of
+    /// them takes longer to say the more there are.
+    pub(super) fn request_view(&self, key: u64, request: &Request, brief: bool) -> api::Request {
         let queued = request.state == State::Queued;
-        let (claim, blocked_by) = if queued { self.blockers(request) } else { (None, Vec::new()) };
+        let waiting = |pool: usize| self.pools[pool].waiting.len();
+        let crowd = brief && request.want.iter().any(|want| waiting(want.0) > CROWD);
+        let (claim, blocked_by) = match (queued, crowd) {
+            (true, false) => self.blockers(request),
+            (true, true) => (request.claim(), Vec::new()),
+            (false, _) => (None, Vec::new()),
+        };
         let position = queued.then(|| 1 + claim.map_or(0, |claim| self.older(key, request, claim)));
         let now = Moment::now();
         let waited = if queued { now.since(request.submitted) } else { request.waited };
@@ -68,6 +79,10 @@ impl Core {
     fn older(&self, key: u64, request: &Request, claim: Stamp) -> u64 {
         let older = |pool: usize| self.pools[pool].waiting.range(..(claim, key));
         match request.want.as_slice() {
+            // The newest has all others in front, without counting them.
+            [(pool, _)] if self.pools[*pool].waiting.last() == Some(&(claim, key)) => {
+                self.pools[*pool].waiting.len() as u64 - 1
+            }
             [(pool, _)] => older(*pool).count() as u64,
             want => {
                 let mut keys: Vec<u64> =
