@@ -53,6 +53,8 @@ protocols! {
     permission_lazy::PermissionLazy;
     /// Raynal 1990 §5.1 to the letter, with its fault.
     permission_lazy_as_printed::PermissionLazyAsPrinted;
+    /// Baldoni 1994, corrected: ask arbiters, any too many of whom meet.
+    quorum::Quorum;
 }
 
 impl Kind {

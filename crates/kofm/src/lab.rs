@@ -50,6 +50,7 @@ impl Lab {
             sites: self.sites,
             pools: self.units.iter().copied().map(Units).collect(),
             topology,
+            ..Cluster::new(self.sites, 1)
         })
     }
 
