@@ -10,7 +10,7 @@
 //! # Source
 //!
 //! Baldoni 1994 (k-out-of-M in O(N^(M/(M+1))) messages), which is Maekawa 1985 with M = 1. The
-//! listing has faults: `quorum-as-printed` keeps them.
+//! listing has faults: [`quorum_as_printed`](super::quorum_as_printed) keeps them.
 //!
 //! # Messages
 //!
