@@ -5,7 +5,8 @@
 //! The same transcription as [`quorum_as_printed`](super::quorum_as_printed), but a site whose
 //! handler waits still answers as a claimant. It gets further, and then two sites use what one may:
 //! an `Inquire` that was slow belongs to a request that is over; its receiver yields for the next
-//! one, the arbiter takes that for the answer to a newer `Inquire`, and a grant is used twice.
+//! one, the arbiter takes that for the answer to a newer `Inquire`, and a grant is used twice. With
+//! one arbiter for three sites that takes 18 steps.
 //!
 //! # Source
 //!
