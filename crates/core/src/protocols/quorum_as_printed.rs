@@ -64,8 +64,6 @@ pub enum Fault {
     /// The own request is put back in the queue when the site is outside its critical section, even
     /// if it has been there already.
     OwnRecallAlways,
-    /// A site's grant to itself takes its turn behind other messages.
-    OwnGrantLate,
     /// Condition (iii) speaks of M + 1 different sites. Where there are no more than M it asks for
     /// nothing, and a site may ask itself alone.
     VacuousSets,
@@ -297,7 +295,8 @@ impl<R: Reading> QuorumAsPrinted<R> {
     fn send(&mut self, to: SiteId, serves: Stamp, message: Message, out: &mut EffectsOf<Self>) {
         if to != self.i {
             out.send(to, serves, message);
-        } else if matches!(message, Message::Grant { .. }) && !has::<R>(Fault::OwnGrantLate) {
+        } else if matches!(message, Message::Grant { .. }) {
+            // At once: behind other messages it would be taken for good after it was recalled.
             self.on_grant(to, out);
         } else {
             self.inbox.push_back((to, message));

@@ -148,7 +148,12 @@ impl Arbiter {
     fn grant<R: Rules>(&mut self, claim: Stamp) -> Ruling {
         let Waiting { units, attempts } = self.waiting.remove(&claim).expect("it waits");
         let attempt = attempts + 1;
-        let recalled = R::SLIP == Some(Slip::RemembersRecall) && attempts > 0;
+        let passed = self.waiting.first_key_value().is_some_and(|(&first, _)| first < claim);
+        let recalled = match R::SLIP {
+            Some(Slip::RemembersRecall) => attempts > 0,
+            Some(Slip::Overtakes) => passed,
+            _ => false,
+        };
         self.used += units;
         self.granted.insert(claim, Granted { units, attempt, recalled });
         Ruling { claim, attempt, recall_for: None }
@@ -174,9 +179,6 @@ impl Arbiter {
                 coming += granted.units;
                 let Granted { attempt, .. } = *granted;
                 rulings.push(Ruling { claim, attempt, recall_for: Some(head) });
-                if R::SLIP == Some(Slip::RecallsOne) {
-                    break;
-                }
             }
         }
     }

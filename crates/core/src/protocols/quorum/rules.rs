@@ -23,13 +23,11 @@ impl Rules for Sound {
 pub enum Slip {
     /// An arbiter never asks for a grant back.
     NeverRecalls,
-    /// An arbiter asks one younger claim for its grant back, however many units are lacking.
-    RecallsOne,
     /// An arbiter asks for grants back when a claim arrives, and not again.
     RecallsOnArrival,
     /// An arbiter that granted a claim again believes that it has asked for that grant back too.
     RemembersRecall,
-    /// A small claim is granted while an older one waits for more units.
+    /// A small claim is granted while an older one waits for more units, and keeps its grant.
     Overtakes,
     /// A claim that has ended makes room for the next, whatever that one asks for.
     GrantsUnchecked,
