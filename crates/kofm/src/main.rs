@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // A closed pipe while printing help is nobody's fault.
-            let _ = error.print();
+            let _closed = error.print();
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             return if asked { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
         }
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Replay(args) => replay::run(&args),
-        Command::Protocols(args) => protocols::run(&args),
+        Command::Protocols(args) => Ok(protocols::run(&args)),
         Command::Quorums(args) => quorums::run(&args),
     };
     result.unwrap_or_else(|failure| failure.report())

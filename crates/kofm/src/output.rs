@@ -12,7 +12,7 @@ pub(crate) fn say(text: &str) {
     let mut out = io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         let gone = error.kind() == io::ErrorKind::BrokenPipe;
-        std::process::exit(if gone { 0 } else { 1 });
+        std::process::exit(i32::from(!gone));
     }
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -104,6 +104,6 @@ impl WholeFile {
 impl Drop for WholeFile {
     fn drop(&mut self) {
         // After `finish` it is gone already; otherwise half a trace helps nobody.
-        let _ = std::fs::remove_file(&self.partial);
+        let _gone = std::fs::remove_file(&self.partial);
     }
 }

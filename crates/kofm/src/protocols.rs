@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use kofm_core::Kind;
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
 use crate::output::say;
 
 #[derive(Debug, clap::Args)]
@@ -17,11 +16,11 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> ExitCode {
     if args.json {
         let list: Vec<Value> = Kind::ALL.iter().map(|&kind| document(kind)).collect();
         say(&format!("{}\n", json!(list)));
-        return Ok(ExitCode::SUCCESS);
+        return ExitCode::SUCCESS;
     }
     let mut text = String::new();
     for kind in Kind::ALL {
@@ -30,7 +29,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         let _ = writeln!(text, "{:<28} {}; {}", "", profile.source, price(*kind));
     }
     say(&text);
-    Ok(ExitCode::SUCCESS)
+    ExitCode::SUCCESS
 }
 
 /// The price for a cluster of nine, as an example that can be compared.

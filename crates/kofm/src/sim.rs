@@ -25,7 +25,8 @@ Examples:
   kofm sim --protocol permission --sites 16 --units 4 --topology ring --json
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
 
-Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong usage.";
+Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong
+usage.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]

@@ -13,7 +13,7 @@ use kofm_core::{Cluster, Effect, Effects, EffectsOf, Input, Protocol, SiteId};
 use rustc_hash::FxBuildHasher;
 
 use crate::trace::Step;
-use crate::world::{Action, Envelope, Local, Move, Script, Violation, World, clock, news};
+use crate::world::{Action, Envelope, Exact, Local, Move, Script, Violation, World, clock, news};
 
 /// What the checker found.
 #[derive(Clone, Debug)]
@@ -406,16 +406,13 @@ impl<'a, P: Protocol> Search<'a, P> {
             row = before;
         }
         let mut world = World::<P>::new(self.cluster, self.script);
+        let mut exact = Exact::<P>::new(self.cluster);
         let mut steps = Vec::new();
-        for code in codes.into_iter().rev() {
-            let action = self.action(&world, code);
-            let (site, input) = world.input(action, self.script);
-            let mut out = Effects::default();
+        for (number, code) in (1..).zip(codes.into_iter().rev()) {
+            let (site, input) = world.input(self.action(&world, code), self.script);
+            steps.push(exact.follow(number, site, input.clone()));
             // The last step may be the violation itself.
-            let verdict = world.apply(site, input.clone(), &mut out);
-            let number = steps.len() as u64 + 1;
-            steps.push(Step::new(number, None, site, input, out.drain().collect()));
-            if verdict.is_err() {
+            if world.apply(site, input, &mut Effects::default()).is_err() {
                 break;
             }
         }

@@ -9,6 +9,7 @@ pub mod faults;
 pub mod oracle;
 pub mod report;
 pub mod rng;
+pub mod script;
 pub mod seeded;
 pub mod span;
 pub mod trace;

@@ -51,7 +51,7 @@ impl Oracle {
     pub fn new(cluster: &Cluster) -> Self {
         let view = |&units: &kofm_core::Units| {
             let units = u64::from(units.0);
-            let amounts = if units <= FENCED_AMOUNTS { units as usize + 1 } else { 0 };
+            let amounts = if units <= FENCED_AMOUNTS { index(units) + 1 } else { 0 };
             PoolView { units, held: 0, fence_of: vec![0; amounts], named: Vec::new() }
         };
         Self {
@@ -204,7 +204,7 @@ impl Oracle {
         if view.fence_of.is_empty() {
             return;
         }
-        let conflicting = view.units as usize + 1 - k as usize;
+        let conflicting = index(view.units) + 1 - k as usize;
         let before = view.fence_of.get(conflicting).copied().unwrap_or(0);
         for amount in &mut view.fence_of[..=k as usize] {
             *amount = fence.0.max(*amount);
@@ -238,4 +238,8 @@ impl Oracle {
             }
         }
     }
+}
+
+fn index(units: u64) -> usize {
+    usize::try_from(units).expect("a pool's units came from 32 bits")
 }

@@ -159,7 +159,6 @@ impl Report {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^53")]
 fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }

@@ -163,9 +163,13 @@ struct Sim<'a, P: Protocol> {
     sequence: u64,
     /// When each link delivers its last message.
     links: Links,
+    /// Until when faults hold up a link.
+    held_up: BTreeMap<(SiteId, SiteId), Time>,
     /// The number under which each timer was last armed.
     timers: BTreeMap<(SiteId, P::Timer), u64>,
     remaining: u64,
+    /// Faults among the events.
+    strikes: usize,
     oracle: Oracle,
     weather: Weather,
     delays: Rng,
@@ -190,8 +194,10 @@ impl<'a, P: Protocol> Sim<'a, P> {
             free: Vec::new(),
             sequence: 0,
             links: Links::new(cluster.sites),
+            held_up: BTreeMap::new(),
             timers: BTreeMap::new(),
             remaining: setup.requests,
+            strikes: 0,
             oracle: Oracle::new(cluster),
             delays: seed.fork(1),
             demands: seed.fork(2),
@@ -207,6 +213,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.think(client);
         }
         for &fault in &self.setup.faults {
+            self.strikes += 1;
             let at = self.weather.next(self.now);
             self.schedule(at, Event::Strike { fault });
         }
@@ -232,8 +239,21 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.now = at;
         let event = self.slab[place as usize].as_ref().expect("a scheduled event is kept");
         if !self.setup.faults.is_empty() {
-            let clear = self.clear_at(event);
+            let link = match event {
+                Event::Deliver { from, to, .. } => Some((*from, *to)),
+                Event::Claim { .. }
+                | Event::Release { .. }
+                | Event::GiveUp { .. }
+                | Event::Fire { .. }
+                | Event::Strike { .. } => None,
+            };
+            // Weather changes, but what follows a message on its link must not pass it.
+            let held = link.and_then(|link| self.held_up.get(&link)).copied().unwrap_or(0);
+            let clear = self.clear_at(event).max(held);
             if clear > at {
+                if let Some(link) = link {
+                    self.held_up.insert(link, clear);
+                }
                 // The number stays: what waits together goes on in its old order.
                 self.events.push(Reverse((clear, number, place)));
                 return;
@@ -270,9 +290,12 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.weather.clear_at(site, from, self.now)
     }
 
-    /// Faults strike while claims are being made; after that the run must heal.
+    /// Faults strike while claims are being made; after that, or once nothing else is left to
+    /// happen, the run must heal.
     fn strike(&mut self, fault: Fault) {
-        if self.remaining > 0 {
+        self.strikes -= 1;
+        if self.remaining > 0 && self.events.len() > self.strikes {
+            self.strikes += 1;
             self.weather.strike(fault, self.now);
             let at = self.weather.next(self.now);
             self.schedule(at, Event::Strike { fault });
@@ -350,7 +373,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.carry_out(site, effect);
         }
         self.out = out;
-        if self.report.events % 0x10_0000 == 0 {
+        if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
         }
     }

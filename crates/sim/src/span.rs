@@ -45,7 +45,6 @@ impl Span {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parsed as 0..=1e9")]
-#[expect(clippy::cast_precision_loss, reason = "one million is exact")]
 fn ticks(delays: f64) -> Time {
     libm::round(delays * DELAY as f64) as Time
 }
@@ -61,10 +60,10 @@ impl FromStr for Span {
         } else {
             Self::Constant(number(text, text)?)
         };
-        match span {
-            Self::Uniform(a, b) if a > b => Err(format!("`{text}` ends before it begins")),
-            _ => Ok(span),
+        if matches!(span, Self::Uniform(a, b) if a > b) {
+            return Err(format!("`{text}` ends before it begins"));
         }
+        Ok(span)
     }
 }
 

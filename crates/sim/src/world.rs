@@ -6,9 +6,11 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, EffectsOf, Input, InputOf, PeerFault, Protocol, SiteId, Stamp,
-    step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol,
+    SiteId, Stamp, step,
 };
+
+use crate::trace::Step;
 
 /// What the clients of each site may do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -297,8 +299,52 @@ pub(crate) const fn news(sent: u64, receiver: u64) -> u64 {
 }
 
 /// A clock without fences.
-pub(crate) const fn clock(time: u64) -> Clock {
+pub const fn clock(time: u64) -> Clock {
     Clock { time, fence: 0 }
+}
+
+/// The same cluster with nothing left out: clocks carry fences. A world says what happens, this
+/// says what it looked like.
+#[derive(Clone, Debug)]
+pub struct Exact<P: Protocol> {
+    sites: Vec<(P, Clock)>,
+    links: Vec<VecDeque<(Clock, P::Message)>>,
+}
+
+impl<P: Protocol> Exact<P> {
+    /// All sites at rest.
+    pub fn new(cluster: &Cluster) -> Self {
+        let sites = usize::from(cluster.sites);
+        Self {
+            sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
+            links: vec![VecDeque::new(); sites * sites],
+        }
+    }
+
+    /// Takes the step that a world took, and gives it back with its true clocks and effects.
+    pub fn follow(
+        &mut self,
+        number: u64,
+        site: SiteId,
+        mut input: InputOf<P>,
+    ) -> Step<P::Message, P::Timer> {
+        let sites = self.sites.len();
+        if let Input::Deliver { from, clock, .. } = &mut input {
+            let link = &mut self.links[from.index() * sites + site.index()];
+            *clock = link.pop_front().expect("the world delivered it").0;
+        }
+        let (protocol, clock) = &mut self.sites[site.index()];
+        let mut out = Effects::default();
+        // A refusal is the world's to report.
+        let _refused = step(protocol, clock, input.clone(), &mut out);
+        for effect in out.as_slice() {
+            if let Effect::Send { to, clock, message, .. } = effect {
+                let link = &mut self.links[site.index() * sites + to.index()];
+                link.push_back((*clock, message.clone()));
+            }
+        }
+        Step::new(number, None, site, input, out.drain().collect())
+    }
 }
 
 /// The two ends of a link by its number.

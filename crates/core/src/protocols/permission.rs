@@ -194,7 +194,7 @@ impl Protocol for Permission {
                 self.on_request(from, claim, demand, gathered, out);
             }
             Message::Reply { claim, ahead } => self.on_reply(from, claim, ahead, out),
-            Message::Free { claim, part, left, to } => self.on_free(claim, part, left, to, out),
+            Message::Free { claim, part, left, to } => self.on_free(claim, &part, &left, to, out),
             Message::Withdraw { claim } => self.on_withdrawn(claim, out),
         }
         Ok(())
@@ -270,23 +270,23 @@ impl Permission {
     fn on_free(
         &mut self,
         claim: Stamp,
-        part: Demand,
-        left: Demand,
+        part: &Demand,
+        left: &Demand,
         mut to: Vec<SiteId>,
         out: &mut EffectsOf<Self>,
     ) {
         if !self.routes.is_full() {
             // An answer that is held up here and lists the claim must not arrive behind this.
             for asked in self.asked.values_mut() {
-                forget_in(&mut asked.gathered, claim, &part, &left);
+                forget_in(&mut asked.gathered, claim, part, left);
             }
             let here = to.iter().position(|&site| site == self.me());
-            let Some(here) = here else { return self.pass_on(claim, &part, &left, &to, out) };
+            let Some(here) = here else { return self.pass_on(claim, part, left, &to, out) };
             to.remove(here);
-            self.pass_on(claim, &part, &left, &to, out);
+            self.pass_on(claim, part, left, &to, out);
         }
-        self.ledger.forget(claim, &part, &left);
-        self.grant_what_fits(&part, out);
+        self.ledger.forget(claim, part, left);
+        self.grant_what_fits(part, out);
     }
 
     fn on_withdrawn(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {

@@ -160,13 +160,13 @@ impl Protocol for PermissionLazyAsPrinted {
                 }
                 self.maxh = self.maxh.max(h);
                 let prio = (self.scdem || self.ok) && (self.h, self.i) < (h, j);
-                if !prio {
-                    out.send(j, None, Message::Free { y: self.m });
-                } else {
+                if prio {
                     if self.k != self.m {
                         out.send(j, None, Message::Free { y: self.m - self.k });
                     }
                     self.delayed.insert(j);
+                } else {
+                    out.send(j, None, Message::Free { y: self.m });
                 }
             }
             Message::Free { y } => {
