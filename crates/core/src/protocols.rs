@@ -53,6 +53,12 @@ protocols! {
     permission_lazy::PermissionLazy;
     /// Raynal 1990 §5.1 to the letter, with its fault.
     permission_lazy_as_printed::PermissionLazyAsPrinted;
+    /// Baldoni 1994, corrected: ask arbiters, any too many of whom meet.
+    quorum::Quorum;
+    /// Baldoni 1994 to the letter: its handlers wait for each other.
+    quorum_as_printed::QuorumAsPrinted;
+    /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
+    quorum_as_printed_inquire::QuorumAsPrintedInquire;
 }
 
 impl Kind {

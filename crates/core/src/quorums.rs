@@ -77,7 +77,21 @@ pub use error::QuorumError;
 use shape::{Shape, Task};
 pub use thousandths::Thousandths;
 
-use crate::types::SiteId;
+use serde::{Deserialize, Serialize};
+
+use crate::types::{Cluster, PoolId, SiteId, Units};
+
+/// What the owner of a pool may say about its arbiters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Arbitration {
+    /// How the sets are made; without a name the one with the fewest messages.
+    pub construction: Option<Construction>,
+    /// How many arbiters may be dead while everybody else still gets grants.
+    pub crashes: u16,
+    /// Who arbitrates; without a list every site does.
+    pub arbiters: Option<Vec<SiteId>>,
+}
 
 /// What request sets are wanted for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +112,19 @@ impl Terms {
     /// All sites are arbiters, no crashes, the best construction.
     pub const fn new(sites: u16, units: u32) -> Self {
         Self { sites, units, crashes: 0, construction: None, arbiters: None }
+    }
+
+    /// The terms of a pool that exists.
+    pub fn of(cluster: &Cluster, pool: PoolId) -> Self {
+        let Units(units) = cluster.pools[pool.index()];
+        let plain = Self::new(cluster.sites, units);
+        let Some(said) = cluster.arbitration.get(&pool) else { return plain };
+        Self {
+            crashes: said.crashes,
+            construction: said.construction,
+            arbiters: said.arbiters.clone(),
+            ..plain
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The words every protocol speaks: sites, pools, units, stamps, demands.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,6 +9,7 @@ use core::ops::{Add, AddAssign, Sub, SubAssign};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::quorums::Arbitration;
 use crate::topology::Topology;
 
 /// One member of the cluster, numbered from 0.
@@ -290,12 +292,21 @@ pub struct Cluster {
     pub pools: Vec<Units>,
     /// Who can talk to whom.
     pub topology: Topology,
+    /// Whom to ask for units of a pool, where its owner has a say in it; see
+    /// [`RequestSets`](crate::quorums::RequestSets). Only protocols with arbiters look here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub arbitration: BTreeMap<PoolId, Arbitration>,
 }
 
 impl Cluster {
     /// `sites` sites, all connected, that share one pool of `units`.
     pub fn new(sites: u16, units: u32) -> Self {
-        Self { sites, pools: alloc::vec![Units(units)], topology: Topology::Full }
+        Self {
+            sites,
+            pools: alloc::vec![Units(units)],
+            topology: Topology::Full,
+            arbitration: BTreeMap::new(),
+        }
     }
 
     /// All sites, in order.

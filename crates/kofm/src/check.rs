@@ -23,6 +23,8 @@ Examples:
   kofm check --protocol permission-lazy-as-printed --sites 2 --units 2
   kofm check --protocol permission --sites 2 --units 2 --slots 2 --withdraw --partial
   kofm check --protocol permission --sites 2 --units 2,1 --json
+  kofm check --protocol quorum-as-printed --sites 3 --units 2
+  kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
 
 Exit code 0 where no violation was found, 1 where one was, 64 for wrong usage.";
 

@@ -1,8 +1,9 @@
 //! What `sim` and `check` have in common on the command line.
 
 use clap::Args;
+use kofm_core::quorums::{Arbitration, Construction, RequestSets, Terms};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Kind, Units};
+use kofm_core::{Cluster, Kind, PoolId, SiteId, Units};
 
 use crate::exit::Exit;
 use crate::topology;
@@ -23,6 +24,23 @@ pub(crate) struct Lab {
     /// Who is linked to whom: full, ring, tree, or a file with a link per line
     #[arg(long, value_name = "T", default_value = "full")]
     topology: String,
+    /// How request sets are made, for protocols that have them: broadcast, threshold, uniform,
+    /// tournament, projective, grid [default: the one with the fewest messages]
+    #[arg(long, value_name = "C", value_parser = construction)]
+    construction: Option<Construction>,
+    /// Dead arbiters that request sets have to survive
+    #[arg(long, value_name = "F", default_value_t = 0)]
+    crashes: u16,
+    /// The sites that arbitrate, with commas: 0,1,2 [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    arbiters: Option<Vec<u16>>,
+}
+
+fn construction(name: &str) -> Result<Construction, String> {
+    Construction::named(name).ok_or_else(|| {
+        let names: Vec<_> = Construction::ALL.iter().map(|one| one.name()).collect();
+        format!("use one of {}", names.join(", "))
+    })
 }
 
 impl Lab {
@@ -46,11 +64,37 @@ impl Lab {
             return Err(Exit::usage("--units: at most 1,000 pools"));
         }
         let topology = topology::parse(&self.topology, self.sites)?;
-        Ok(Cluster {
+        let mut cluster = Cluster {
             sites: self.sites,
             pools: self.units.iter().copied().map(Units).collect(),
             topology,
-        })
+            ..Cluster::new(self.sites, 1)
+        };
+        self.name_arbiters(&mut cluster)?;
+        Ok(cluster)
+    }
+
+    /// Puts down what was said about arbiters, if anything was and if it can be done.
+    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+        let said = Arbitration {
+            construction: self.construction,
+            crashes: self.crashes,
+            arbiters: self.arbiters.as_ref().map(|list| list.iter().copied().map(SiteId).collect()),
+        };
+        if said == Arbitration::default() {
+            return Ok(());
+        }
+        let mut checked = None;
+        for pool in (0..).map(PoolId).take(self.units.len()) {
+            cluster.arbitration.insert(pool, said.clone());
+            // Pools of the same size have the same sets.
+            let terms = Terms::of(cluster, pool);
+            if checked.as_ref() != Some(&terms) {
+                RequestSets::new(&terms).map_err(|error| Failure::usage(error.to_string()))?;
+                checked = Some(terms);
+            }
+        }
+        Ok(())
     }
 
     /// The shape as the user named it, where it is not the usual one.

@@ -7,6 +7,7 @@ mod exhaustive;
 mod laws;
 mod mutants;
 mod prices;
+mod quorum;
 mod scenarios;
 mod second_opinion;
 mod seeds;
