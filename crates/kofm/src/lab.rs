@@ -75,7 +75,7 @@ impl Lab {
     }
 
     /// Puts down what was said about arbiters, if anything was and if it can be done.
-    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
         let said = Arbitration {
             construction: self.construction,
             crashes: self.crashes,
@@ -90,7 +90,7 @@ impl Lab {
             // Pools of the same size have the same sets.
             let terms = Terms::of(cluster, pool);
             if checked.as_ref() != Some(&terms) {
-                RequestSets::new(&terms).map_err(|error| Failure::usage(error.to_string()))?;
+                RequestSets::new(&terms).map_err(|error| Exit::usage(error.to_string()))?;
                 checked = Some(terms);
             }
         }
