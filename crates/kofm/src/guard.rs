@@ -51,6 +51,11 @@ impl Guard {
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let until = first_word(&mut wrapper)?;
         wrapper.set_nonblocking(true)?;
+        if deadlines(&until).is_none_or(|(term, _)| Moment::now() >= term) {
+            // Too late to begin.
+            writeln!(wrapper, "lost")?;
+            return Ok(());
+        }
         match Watch::start(&self.command, parent) {
             Ok((pid, group)) => {
                 let mut watch = Watch::new(wrapper, pid, group)?;
@@ -253,28 +258,35 @@ impl Watch {
     }
 
     fn hear(&mut self, word: &str) {
-        let mut words = word.split(' ');
-        match (words.next(), words.next(), words.next()) {
-            (Some("until"), Some(term), Some(kill)) if self.done == Done::Nothing => {
-                if let (Ok(term), Ok(kill)) = (term.parse(), kill.parse()) {
-                    (self.term, self.kill) = (Moment::from_nanos(term), Moment::from_nanos(kill));
-                }
+        if let Some(deadlines) = deadlines(word) {
+            // What has begun to end is not called back.
+            if self.done == Done::Nothing {
+                (self.term, self.kill) = deadlines;
             }
-            (Some("signal"), Some(number), None) => {
+            return;
+        }
+        match word.split_once(' ') {
+            Some(("signal", number)) => {
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
                 // A terminal has told the whole group already.
                 if let Some(signal) = signal.filter(|&it| self.group || it != Signal::INT) {
                     self.signal(signal);
                 }
             }
-            (Some("lost"), None, None) => {
+            None if word == "lost" => {
                 let now = Moment::now();
                 self.term = self.term.min(now);
                 self.kill = self.kill.min(now.after(SHORT_GRACE));
             }
-            _ => {}
+            Some(_) | None => {}
         }
     }
+}
+
+/// `until TERM KILL`: when the command is told to end, and when it is killed.
+fn deadlines(word: &str) -> Option<(Moment, Moment)> {
+    let (term, kill) = word.strip_prefix("until ")?.split_once(' ')?;
+    Some((Moment::from_nanos(term.parse().ok()?), Moment::from_nanos(kill.parse().ok()?)))
 }
 
 /// The processes whose parent is the guard.

@@ -1,5 +1,7 @@
 //! Logs of the daemon: stderr, filtered by `KOFM_LOG`.
 
+use std::io::IsTerminal;
+
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
@@ -21,7 +23,9 @@ impl Log {
     pub(crate) fn start(&self, default: &str) {
         let filter =
             EnvFilter::try_from_env("KOFM_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+        let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = log.with_ansi(colours);
         match self.log_format {
             Format::Text => log.with_target(false).init(),
             Format::Json => log.json().init(),

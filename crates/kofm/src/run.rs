@@ -56,9 +56,8 @@ impl Run {
         let extra = self.extra_variables()?;
         let spec = self.demand.submit()?;
         let code = self.server.with(async |client| {
-            let asked = Moment::now();
             let lease = acquire(client.clone(), spec, &self.demand).await?;
-            let ended = self.hold(&client, &lease, asked, &extra).await;
+            let ended = self.hold(&client, &lease, &extra).await;
             // Who has lost the lease finds nothing to release, and that is harmless.
             let released = client.release(&lease.id).await;
             if let Err(error) = released {
@@ -83,15 +82,15 @@ impl Run {
         &self,
         client: &Client,
         lease: &Lease,
-        asked: Moment,
         extra: &[(String, String)],
     ) -> Result<u8, Exit> {
         let mut signals = Signals::new()?;
         let mut guard = self.start_guard(lease, extra).await?;
-        // A lease that was waited for has an unknown start, but at least this much left.
-        let (ttl, left) = (millis(lease.ttl_ms), millis(lease.expires_in_ms));
-        let granted = if left < ttl { Moment::now().after(left) } else { asked.after(ttl) };
-        let mut until = granted.min(Moment::now().after(left));
+        // How old the grant is, nobody here knows: this process may have been stopped since. A
+        // renewal has a beginning that is known.
+        let (ttl, sent) = (millis(lease.ttl_ms), Moment::now());
+        let renewed = client.renew(&lease.id).await?;
+        let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await?;
         let mut pause = ttl / 3;
         let mut lost = false;
@@ -105,7 +104,7 @@ impl Run {
                     let renewed = timeout(ttl / 3, client.renew(&lease.id)).await;
                     match renewed {
                         Ok(Ok(renewed)) => {
-                            until = sent.after(millis(renewed.expires_in_ms));
+                            let until = sent.after(millis(renewed.expires_in_ms));
                             guard.until(until, ttl, self.kill_grace).await?;
                             pause = ttl / 3;
                         }

@@ -281,9 +281,10 @@ impl Client {
             let text = request.cause.unwrap_or_else(|| "not granted".into());
             return Err(api::Error::new(api::Code::Busy, text).into());
         };
-        // Its time runs from before the question was sent; where it waited, from what is left.
+        // Its time runs from before the question was sent. Where it waited, nobody here knows how
+        // old the grant is, and it is renewed at once.
         let left = Duration::from_millis(lease.expires_in_ms);
-        let until = if queued { Moment::now() } else { sent }.after(left);
+        let until = if queued { sent } else { sent.after(left) };
         self.send_work(Work::Keep { lease: lease.id.clone(), ttl: lease.ttl_ms, until });
         Ok(LeaseGuard { client: self.clone(), lease })
     }

@@ -777,11 +777,15 @@ impl Site {
     fn send_later(&self, call: Call) {
         let (reply, _) = oneshot::channel();
         let command = Command::Call { call, reply };
-        if let Err(mpsc::error::TrySendError::Full(command)) = self.0.commands.try_send(command)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
+        let Err(mpsc::error::TrySendError::Full(command)) = self.0.commands.try_send(command)
+        else {
+            return;
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let site = self.clone();
             runtime.spawn(async move { site.command(command).await.is_ok() });
+        } else {
+            self.0.commands.blocking_send(command).ok();
         }
     }
 }

@@ -53,6 +53,8 @@ fn chain(cluster: &Cluster, dir: &Path, number: usize) {
         signal(&wrapper, "STOP");
         stopped.push(wrapper);
     }
+    // The last one has nobody behind it: it would go on if it were woken in time.
+    cluster.all_free(&pool);
     for mut wrapper in stopped {
         signal(&wrapper, "CONT");
         assert_eq!(exit_code(&mut wrapper), 76, "the wrapper says that its lease was lost");
@@ -93,5 +95,26 @@ fn a_killed_wrapper_takes_its_command_along() {
         let alive = Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status();
         !alive.unwrap().success()
     });
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// Stopped while it waits, granted and expired meanwhile: it must not start its command late.
+#[test]
+fn a_wrapper_that_slept_through_its_grant_does_not_start() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let file = dir.join("ran");
+    let holder = cluster.json(0, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    let path = file.display().to_string();
+    let args = ["run", "gpu", "--ttl", "500ms", "--", "touch", &path];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it waits", || cluster.pool(0, "gpu")["waiting"] == 1);
+    signal(&wrapper, "STOP");
+    assert!(cluster.run(0, &["release", holder["id"].as_str().unwrap()]).status.success());
+    // The next in line gets it when the grant to the sleeper has expired.
+    assert!(cluster.run(0, &["run", "gpu", "--wait", "60s", "--", "true"]).status.success());
+    signal(&wrapper, "CONT");
+    assert_eq!(exit_code(&mut wrapper), 76);
+    assert!(!file.exists());
     std::fs::remove_dir_all(dir).unwrap();
 }
