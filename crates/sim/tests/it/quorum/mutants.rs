@@ -107,7 +107,7 @@ fn a_recall_that_is_not_repeated_leaves_claims_waiting() {
         };
         run::<Quorum<RecallsOnArrival>, _>(&crowd, &mut Blind).unserved > 0
     };
-    assert_eq!((0..3_000).filter(|&seed| stuck(seed)).count(), 13);
+    assert!((0..3_000).any(stuck));
 }
 
 /// What goes wrong on the way.
