@@ -199,7 +199,7 @@ fn labels(svg: &mut String, series: &[Series]) {
     const GAP: f64 = 42.0;
     let mut above = TOP - GAP;
     for one in series {
-        let Some(&end) = one.formula.last().or(one.dots.last()) else { continue };
+        let Some(&end) = one.formula.last().or_else(|| one.dots.last()) else { continue };
         let (x, y) = place(end);
         let at = y.max(above + GAP);
         above = at;
