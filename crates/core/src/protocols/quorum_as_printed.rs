@@ -4,9 +4,9 @@
 //!
 //! The published listing, transcribed with its names, for the checker to refute. A handler that
 //! waits for an answer serves nobody else: with three sites and two units, two arbiters that wait
-//! for each other's yield stand still for ever after 9 steps, which the checker sees after 13, when all
-//! messages have arrived. Each fault of the listing is a
-//! [`Fault`] that can be left out, so that each can be shown alone.
+//! for each other's yield stand still for ever after 9 steps; the checker sees it after 13, when
+//! all messages have arrived. Each fault of the listing is a [`Fault`] that can be left out, so
+//! that each can be shown alone.
 //!
 //! # Source
 //!

@@ -21,8 +21,10 @@ fn made_by(construction: Construction) -> Arbitration {
     Arbitration { construction: Some(construction), ..Arbitration::default() }
 }
 
-fn arbiters(sites: &[u16]) -> Option<Vec<SiteId>> {
-    Some(sites.iter().copied().map(SiteId).collect())
+/// What the owner of a pool says who wants these sites to arbitrate, all of them.
+fn group(sites: &[u16]) -> Arbitration {
+    let arbiters = Some(sites.iter().copied().map(SiteId).collect());
+    Arbitration { arbiters, ..made_by(Construction::Broadcast) }
 }
 
 /// Demands for each of these amounts of the first pool.
@@ -45,7 +47,7 @@ fn script(rounds: &[u32], demands: Vec<Demand>) -> Script {
 fn pinned<P: Protocol>(cluster: &Cluster, script: &Script, count: u64) {
     let found = explore::<P>(cluster, script, 20_000_000, |_| {});
     if let Some((violation, steps)) = &found.violation {
-        let lines: Vec<String> = steps.iter().map(|step| step.text()).collect();
+        let lines: Vec<String> = steps.iter().map(kofm_sim::trace::Step::text).collect();
         panic!("{}: {}\n{}", violation.property, violation.detail, lines.join("\n"));
     }
     assert!(found.complete, "more than {} states", found.states);

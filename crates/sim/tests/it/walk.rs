@@ -35,6 +35,10 @@ pub(crate) fn walk<P: Protocol>(seed: u64, steps: u32, witness: &mut impl Witnes
     let mut out = Effects::default();
     for _ in 0..steps {
         let enabled = world.enabled(&script);
+        // A published listing may stand still.
+        if P::PROFILE.as_printed && enabled.is_empty() {
+            return;
+        }
         let pick = rng.below(enabled.len() as u64);
         let action = enabled[usize::try_from(pick).unwrap()];
         let (site, input) = world.input(action, &script);

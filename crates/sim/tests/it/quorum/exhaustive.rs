@@ -1,11 +1,11 @@
 //! Every interleaving, with counts pinned: a change that opens or closes a way shows here.
 
 use kofm_core::protocols::quorum::Quorum;
-use kofm_core::quorums::{Arbitration, Construction};
+use kofm_core::quorums::Construction;
 use kofm_core::{Cluster, Units};
 use kofm_sim::world::Script;
 
-use super::{amounts, arbiters, arbitrated, made_by, one_of_each, pinned, script};
+use super::{amounts, arbitrated, group, made_by, one_of_each, pinned, script};
 
 type Sound = Quorum;
 
@@ -74,7 +74,7 @@ fn more_units_than_sites() {
 #[test]
 fn a_ring_of_demands_over_three_pools() {
     let ring = vec![one_of_each(&[0, 1]), one_of_each(&[1, 2]), one_of_each(&[0, 2])];
-    let said = Arbitration { arbiters: arbiters(&[0, 1]), ..made_by(Construction::Broadcast) };
+    let said = group(&[0, 1]);
     let pools = |units: [u32; 3]| Cluster {
         pools: units.map(Units).to_vec(),
         arbitration: (0..3).map(|pool| (kofm_core::PoolId(pool), said.clone())).collect(),

@@ -7,7 +7,7 @@ use kofm_core::{
     Stamp, Units,
 };
 
-use super::{amounts, arbiters, arbitrated, made_by, pinned, script, violated};
+use super::{amounts, arbitrated, group, pinned, script, violated};
 
 /// A protocol where the last `DEATHS` of the first three sites die when their client claims. So
 /// the script says who may die, and the checker tries when.
@@ -75,34 +75,34 @@ impl<P: Protocol, const DEATHS: u16> Protocol for Mortal<P, DEATHS> {
     }
 }
 
-fn group(sites: u16, units: u32, members: &[u16]) -> Cluster {
-    let said =
-        Arbitration { crashes: 1, arbiters: arbiters(members), ..made_by(Construction::Threshold) };
-    arbitrated(sites, units, said)
+/// A group that survives one death.
+fn threshold(sites: u16, units: u32, members: &[u16]) -> Cluster {
+    let construction = Some(Construction::Threshold);
+    arbitrated(sites, units, Arbitration { construction, crashes: 1, ..group(members) })
 }
 
 #[test]
 fn two_of_three_arbiters_with_one_dying() {
     let demands = || amounts(&[1]);
     // The group is the same for all, so that it may be any of them.
-    let apart = group(5, 1, &[0, 1, 2]);
+    let apart = threshold(5, 1, &[0, 1, 2]);
     pinned::<Mortal<Quorum, 1>>(&apart, &script(&[0, 0, 1, 1, 1], demands()), 52_571);
     pinned::<Mortal<Quorum, 1>>(&apart, &script(&[0, 0, 1, 2, 1], demands()), 754_524);
     // Arbiters that claim themselves, and one that dies.
-    let together = group(3, 1, &[0, 1, 2]);
+    let together = threshold(3, 1, &[0, 1, 2]);
     pinned::<Mortal<Quorum, 1>>(&together, &script(&[2, 2, 1], demands()), 364_333);
 }
 
 #[test]
 #[ignore = "half a minute"]
 fn two_of_three_arbiters_with_one_dying_at_length() {
-    let cluster = group(5, 1, &[0, 1, 2]);
+    let cluster = threshold(5, 1, &[0, 1, 2]);
     pinned::<Mortal<Quorum, 1>>(&cluster, &script(&[0, 0, 1, 2, 2], amounts(&[1])), 14_631_635);
 }
 
 #[test]
 fn three_of_four_arbiters_with_one_dying() {
-    let cluster = group(6, 2, &[0, 1, 2, 3]);
+    let cluster = threshold(6, 2, &[0, 1, 2, 3]);
     pinned::<Mortal<Quorum, 1>>(
         &cluster,
         &script(&[0, 0, 1, 0, 1, 1], amounts(&[1, 2])),
@@ -112,14 +112,14 @@ fn three_of_four_arbiters_with_one_dying() {
 
 #[test]
 fn two_deaths_in_three_are_too_many() {
-    let cluster = group(5, 1, &[0, 1, 2]);
+    let cluster = threshold(5, 1, &[0, 1, 2]);
     let script = script(&[0, 1, 1, 1, 1], amounts(&[1]));
     assert_eq!(violated::<Mortal<Quorum, 2>>(&cluster, &script), Some(("progress", 7)));
 }
 
 #[test]
 fn without_a_budget_one_death_is_too_many() {
-    let said = Arbitration { arbiters: arbiters(&[0, 1, 2]), ..made_by(Construction::Broadcast) };
+    let said = group(&[0, 1, 2]);
     let script = script(&[0, 0, 1, 1, 0], amounts(&[1]));
     let stuck = violated::<Mortal<Quorum, 1>>(&arbitrated(5, 1, said), &script);
     assert_eq!(stuck, Some(("progress", 7)));

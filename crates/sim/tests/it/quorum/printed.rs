@@ -3,9 +3,9 @@
 use kofm_core::Cluster;
 use kofm_core::protocols::quorum_as_printed::{Fault, QuorumAsPrinted, Reading};
 use kofm_core::protocols::quorum_as_printed_inquire::QuorumAsPrintedInquire;
-use kofm_core::quorums::{Arbitration, Construction};
+use kofm_core::quorums::Construction;
 
-use super::{amounts, arbiters, arbitrated, made_by, pinned, script, violated};
+use super::{amounts, arbitrated, group, made_by, pinned, script, violated};
 
 macro_rules! readings {
     ($($name:ident: [$($fault:ident),*];)*) => {$(
@@ -35,7 +35,7 @@ fn everybody(sites: u16, units: u32) -> Cluster {
 }
 
 fn one_arbiter(units: u32) -> Cluster {
-    arbitrated(3, units, Arbitration { arbiters: arbiters(&[0]), ..Arbitration::default() })
+    arbitrated(3, units, group(&[0]))
 }
 
 #[test]
