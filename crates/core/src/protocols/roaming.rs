@@ -1,0 +1,682 @@
+//! Units live where they are used.
+//!
+//! # Idea
+//!
+//! TODO
+
+mod board;
+mod pool;
+mod queue;
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::pool::{Ask, Trail};
+use self::pool::{Pool, switchboard};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
+
+/// The protocol at one site.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Roaming {
+    me: SiteId,
+    sites: u16,
+    pools: Vec<Pool>,
+    /// Own claims, waiting and held.
+    claims: BTreeMap<Stamp, Own>,
+}
+
+/// One of the site's own claims.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Own {
+    Waiting(Demand),
+    /// Its units, as they were granted.
+    Held(Vec<Unit>),
+}
+
+/// What sites say to each other: all that one step has for one site, by pool.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Message {
+    /// One part per pool, in the order of the pools.
+    pub parts: Vec<Part>,
+}
+
+/// What a message says of one pool.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Part {
+    /// The pool.
+    pub pool: PoolId,
+    /// Idle units that the sender has to spare.
+    pub spare: u32,
+    /// Units that the receiver owns from now on, with the moves they have made.
+    pub units: Vec<(u32, u64)>,
+    /// Wants of the receiver that the units serve.
+    pub served: Vec<(Stamp, u32)>,
+    /// Wants that go with the units.
+    pub wants: Vec<(Stamp, u32)>,
+    /// Wants in search of units.
+    pub asks: Vec<Ask>,
+}
+
+impl Protocol for Roaming {
+    const NAME: &'static str = "roaming";
+    const PROFILE: Profile = Profile {
+        source: "ours, on Raynal 1990 §7 and Suzuki and Kasami 1985",
+        summary: "units live where they are used; named units, locality, most pools",
+        as_printed: false,
+        full_service: true,
+        gathers: false,
+        price: |_| Price { min: 0, max: None },
+        survives: &["pause", "partition"],
+    };
+
+    type Message = Message;
+    type Timer = ();
+
+    fn new(me: SiteId, cluster: &Cluster) -> Self {
+        let pools = (0..).map(PoolId).zip(&cluster.pools);
+        let pools = pools.map(|(id, units)| Pool::new(id, units.0, cluster.sites, me)).collect();
+        Self { me, sites: cluster.sites, pools, claims: BTreeMap::new() }
+    }
+
+    fn me(&self) -> SiteId {
+        self.me
+    }
+
+    fn capacity(&self, pool: PoolId) -> Option<Units> {
+        self.pools.get(pool.index()).map(|pool| Units(pool.capacity))
+    }
+
+    fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
+        let mut turn = Turn::default();
+        for (id, units) in demand.parts() {
+            let pool = self.touch(id, &mut turn);
+            pool.queue.add(claim, units.0);
+            pool.needs.entry(units.0).or_default().insert(claim);
+            turn.fresh.push((id, claim));
+            turn.short.push(id);
+        }
+        self.claims.insert(claim, Own::Waiting(demand));
+        self.finish(turn, out);
+    }
+
+    fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>) {
+        let Some(Own::Held(units)) = self.claims.get_mut(&claim) else { return };
+        let freed = match part {
+            None => core::mem::take(units),
+            Some(part) => {
+                let Some(freed) = split_last(units, part) else { return };
+                freed
+            }
+        };
+        if units.is_empty() {
+            self.claims.remove(&claim);
+        }
+        let mut turn = Turn::default();
+        for unit in freed {
+            let pool = self.touch(unit.pool, &mut turn);
+            pool.idle.push_back(unit.number);
+            pool.queue.grow(1);
+        }
+        self.finish(turn, out);
+    }
+
+    fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
+        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return };
+        let demand = demand.clone();
+        self.claims.remove(&claim);
+        let mut turn = Turn::default();
+        for (id, units) in demand.parts() {
+            let pool = self.touch(id, &mut turn);
+            pool.queue.take(claim, None);
+            pool.forget_need(claim, units.0);
+        }
+        self.finish(turn, out);
+    }
+
+    fn on_message(
+        &mut self,
+        from: SiteId,
+        message: Message,
+        out: &mut EffectsOf<Self>,
+    ) -> Result<(), PeerFault> {
+        self.check(from, &message)?;
+        let mut turn = Turn::default();
+        for part in message.parts {
+            self.receive(from, part, &mut turn);
+        }
+        self.finish(turn, out);
+        Ok(())
+    }
+
+    fn explain(&self, claim: Stamp) -> Vec<Blocker> {
+        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return Vec::new() };
+        let mut list = Vec::new();
+        for id in demand.pools() {
+            let pool = &self.pools[id.index()];
+            if pool.queue.fits(claim) {
+                continue;
+            }
+            let mut block = |site, units, claim| {
+                list.push(Blocker { site, pool: id, units: Units(units), claim });
+            };
+            for (older, units) in pool.queue.older(claim) {
+                block(older.site, units, Some(older));
+            }
+            for (&holder, own) in &self.claims {
+                if let Own::Held(units) = own {
+                    let held = units.iter().filter(|unit| unit.pool == id).count();
+                    if held > 0 {
+                        block(self.me, u32::try_from(held).unwrap_or(u32::MAX), Some(holder));
+                    }
+                }
+            }
+            let due = u32::try_from(pool.due_up_to(claim)).unwrap_or(u32::MAX);
+            if due > 0 {
+                block(switchboard(id, self.sites), due, None);
+            }
+        }
+        list
+    }
+
+    fn is_at_rest(&self) -> bool {
+        let idle = |pool: &Pool| {
+            pool.queue.is_empty() && pool.due.is_empty() && pool.guests.is_empty()
+        };
+        self.claims.is_empty() && self.pools.iter().all(idle)
+    }
+
+    fn audit(&self) {
+        for pool in &self.pools {
+            assert_eq!(pool.queue.idle(), pool.idle.len() as u64, "idle units are counted");
+            for (claim, &wants) in &pool.wants {
+                assert!(wants <= pool.count(), "every want of {claim} has a unit");
+                assert_eq!(wants, pool.queue.units(*claim), "wants are in the queue");
+            }
+            for (&units, claims) in &pool.needs {
+                let oldest = *claims.first().expect("no empty sets are kept");
+                assert!(pool.covered(oldest) >= u64::from(units), "{oldest} is covered");
+            }
+        }
+    }
+}
+
+/// What one step has to do and to say.
+#[derive(Debug, Default)]
+struct Turn {
+    /// Pools that changed, with the fronts that their queues had before.
+    touched: Vec<(PoolId, Option<Stamp>)>,
+    /// Entries that are new in a queue.
+    fresh: Vec<(PoolId, Stamp)>,
+    /// Asks to deal with.
+    asks: Vec<(PoolId, Ask)>,
+    /// Units that leave, by pool and destination.
+    leaving: BTreeMap<(PoolId, SiteId), u32>,
+    /// Claims whose wants came home: the switchboard does not know better.
+    returned: Vec<(PoolId, Stamp)>,
+    /// Pools in which own claims may lack something.
+    short: Vec<PoolId>,
+    /// What to say, by destination.
+    letters: BTreeMap<SiteId, Letter>,
+}
+
+#[derive(Debug, Default)]
+struct Letter {
+    /// The claim that it is charged to.
+    serves: Option<Stamp>,
+    parts: BTreeMap<PoolId, Part>,
+}
+
+impl Turn {
+    fn part(&mut self, to: SiteId, pool: PoolId, serves: Stamp) -> &mut Part {
+        let letter = self.letters.entry(to).or_default();
+        letter.serves.get_or_insert(serves);
+        letter.parts.entry(pool).or_insert_with(|| Part {
+            pool,
+            spare: 0,
+            units: Vec::new(),
+            served: Vec::new(),
+            wants: Vec::new(),
+            asks: Vec::new(),
+        })
+    }
+}
+
+impl Pool {
+    /// What own claims lack, beyond what is here and what is due to claims no younger.
+    fn lacks(&self) -> Vec<(Stamp, u32)> {
+        let mut list: Vec<(Stamp, u32)> = Vec::new();
+        for (&units, claims) in &self.needs {
+            let oldest = *claims.first().expect("no empty sets are kept");
+            let new = list.iter().filter(|lack| lack.0 <= oldest).map(|lack| u64::from(lack.1));
+            let covered = self.covered(oldest) + new.sum::<u64>();
+            let lack = u64::from(units).saturating_sub(covered);
+            if lack > 0 {
+                list.push((oldest, u32::try_from(lack).expect("no more than was asked")));
+            }
+        }
+        list
+    }
+
+    /// Keeps an ask until a unit arrives.
+    fn keep(&mut self, ask: Ask) {
+        match self.guests.get_mut(&ask.claim) {
+            Some(guest) => guest.count += ask.count,
+            None => drop(self.guests.insert(ask.claim, ask)),
+        }
+    }
+
+    fn forget_need(&mut self, claim: Stamp, units: u32) {
+        let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
+        claims.remove(&claim);
+        if claims.is_empty() {
+            self.needs.remove(&units);
+        }
+    }
+}
+
+impl Roaming {
+    fn touch(&mut self, id: PoolId, turn: &mut Turn) -> &mut Pool {
+        let pool = &mut self.pools[id.index()];
+        if turn.touched.iter().all(|touched| touched.0 != id) {
+            turn.touched.push((id, pool.queue.front().map(|front| front.0)));
+        }
+        pool
+    }
+
+    fn receive(&mut self, from: SiteId, part: Part, turn: &mut Turn) {
+        let me = self.me;
+        let pool = self.touch(part.pool, turn);
+        if let Some(board) = &mut pool.board {
+            board.note_idle(from, part.spare);
+        }
+        for (unit, hops) in part.units {
+            pool.own(unit, hops);
+        }
+        for (claim, count) in part.served {
+            pool.settle_due(claim, count);
+            turn.short.push(part.pool);
+        }
+        for (claim, count) in part.wants {
+            if claim.site == me {
+                pool.settle_due(claim, count);
+                turn.short.push(part.pool);
+            } else {
+                *pool.wants.entry(claim).or_default() += count;
+                pool.queue.add(claim, count);
+                turn.fresh.push((part.pool, claim));
+            }
+        }
+        let guests = core::mem::take(&mut pool.guests);
+        turn.asks.extend(guests.into_values().map(|ask| (part.pool, ask)));
+        turn.asks.extend(part.asks.into_iter().map(|ask| (part.pool, ask)));
+    }
+
+    /// Ends every step: grants and gives what can be, asks for what lacks, says it all.
+    fn finish(&mut self, mut turn: Turn, out: &mut EffectsOf<Self>) {
+        loop {
+            while let Some((id, ask)) = turn.asks.pop() {
+                self.seek(id, ask, &mut turn);
+            }
+            for (id, from) in core::mem::take(&mut turn.touched) {
+                self.settle(id, from, &mut turn, out);
+            }
+            for (id, claim) in core::mem::take(&mut turn.fresh) {
+                if self.pools[id.index()].queue.fits(claim) {
+                    self.serve(id, claim, &mut turn, out);
+                }
+            }
+            self.cover(&mut turn);
+            if turn.asks.is_empty() && turn.touched.is_empty() {
+                break;
+            }
+        }
+        for (to, letter) in turn.letters {
+            let mut parts: Vec<Part> = letter.parts.into_values().collect();
+            for part in &mut parts {
+                let spare = self.pools[part.pool.index()].queue.spare();
+                part.spare = u32::try_from(spare).unwrap_or(u32::MAX);
+            }
+            out.send(to, letter.serves, Message { parts });
+        }
+    }
+
+    /// Serves all whose turn has come in a queue since its front was at `from`.
+    fn settle(
+        &mut self,
+        id: PoolId,
+        from: Option<Stamp>,
+        turn: &mut Turn,
+        out: &mut EffectsOf<Self>,
+    ) {
+        let passed: Vec<Stamp> = self.pools[id.index()].queue.passed(from).collect();
+        for stamp in passed {
+            self.serve(id, stamp, turn, out);
+        }
+        let queue = &self.pools[id.index()].queue;
+        if let Some((front, _)) = queue.front()
+            && front.site != self.me
+            && queue.spare() > 0
+        {
+            let spare = u32::try_from(queue.spare()).unwrap_or(u32::MAX);
+            self.give(id, front, spare, turn);
+        }
+    }
+
+    /// Grants an own claim if all its pools allow it; gives another site what it wants.
+    fn serve(&mut self, id: PoolId, stamp: Stamp, turn: &mut Turn, out: &mut EffectsOf<Self>) {
+        if stamp.site != self.me {
+            let units = self.pools[id.index()].queue.units(stamp);
+            if units > 0 {
+                self.give(id, stamp, units, turn);
+            }
+            return;
+        }
+        let Some(Own::Waiting(demand)) = self.claims.get(&stamp) else { return };
+        if !demand.pools().all(|id| self.pools[id.index()].queue.fits(stamp)) {
+            return;
+        }
+        let mut units = Vec::new();
+        for (id, count) in demand.parts() {
+            let pool = &mut self.pools[id.index()];
+            pool.queue.serve(stamp, count.0);
+            let taken = pool.idle.drain(..count.0 as usize);
+            units.extend(taken.map(|number| Unit { pool: id, number }));
+            pool.forget_need(stamp, count.0);
+        }
+        self.claims.insert(stamp, Own::Held(units.clone()));
+        out.grant_named(stamp, units);
+    }
+
+    fn give(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
+        let pool = &mut self.pools[id.index()];
+        pool.queue.serve(claim, count);
+        pool.drop_wants(claim, count);
+        let part = turn.part(claim.site, id, claim);
+        for unit in pool.idle.drain(..count as usize) {
+            let hops = pool.owned.remove(&unit).expect("idle units are owned") + 1;
+            pool.trails.insert(unit, Trail { hops, site: claim.site });
+            let at = part.units.partition_point(|given| given.0 < unit);
+            part.units.insert(at, (unit, hops));
+        }
+        merge(&mut part.served, claim, count);
+        turn.short.push(id);
+        *turn.leaving.entry((id, claim.site)).or_default() += count;
+    }
+
+    /// Lets wants go with the units that leave, and asks for what own claims lack now.
+    fn cover(&mut self, turn: &mut Turn) {
+        let leaving = core::mem::take(&mut turn.leaving);
+        let mut short = core::mem::take(&mut turn.short);
+        short.sort_unstable();
+        short.dedup();
+        for id in short {
+            let away = leaving.range((id, SiteId(0))..=(id, SiteId(u16::MAX)));
+            let away: Vec<(SiteId, u32)> = away.map(|(key, &count)| (key.1, count)).collect();
+            if !away.is_empty() {
+                self.send_along(id, &away, turn);
+            }
+            for (claim, lack) in self.pools[id.index()].lacks() {
+                *self.pools[id.index()].due.entry(claim).or_default() += lack;
+                let rest = spread(claim, lack, &away, |to, count| {
+                    merge(&mut turn.part(to, id, claim).wants, claim, count);
+                });
+                if rest > 0 {
+                    self.ask(id, claim, rest, turn);
+                }
+            }
+        }
+    }
+
+    fn send_along(&mut self, id: PoolId, away: &[(SiteId, u32)], turn: &mut Turn) {
+        let pool = &mut self.pools[id.index()];
+        let owned = pool.count();
+        let too_many = pool.wants.iter().filter(|want| *want.1 > owned);
+        let too_many: Vec<(Stamp, u32)> = too_many.map(|(&c, &n)| (c, n - owned)).collect();
+        for (claim, excess) in too_many {
+            pool.drop_wants(claim, excess);
+            pool.queue.take(claim, Some(excess));
+            let rest = spread(claim, excess, away, |to, count| {
+                merge(&mut turn.part(to, id, claim).wants, claim, count);
+            });
+            assert_eq!(rest, 0, "no more wants lose their unit than units leave");
+        }
+    }
+
+    /// Sends wants of an own claim in search of units.
+    fn ask(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
+        let board = switchboard(id, self.sites);
+        if turn.returned.contains(&(id, claim)) {
+            if let Some((unit, trail)) = self.probe(id) {
+                let ask = Ask { claim, count, follow: Some((unit, trail)) };
+                turn.part(trail.site, id, claim).asks.push(ask);
+                return;
+            }
+        }
+        let ask = Ask { claim, count, follow: None };
+        if board == self.me {
+            turn.asks.push((id, ask));
+        } else {
+            turn.part(board, id, claim).asks.push(ask);
+        }
+    }
+
+    /// A unit that is elsewhere by this site's own knowledge, another one each time.
+    fn probe(&mut self, id: PoolId) -> Option<(u32, Trail)> {
+        let (me, sites) = (self.me, self.sites);
+        let pool = &mut self.pools[id.index()];
+        let numbers = (pool.probed + 1..pool.capacity).chain(0..=pool.probed);
+        let mut elsewhere = numbers.filter(|unit| !pool.owned.contains_key(unit));
+        let found = elsewhere.find_map(|unit| {
+            let trail = pool.trail(unit, sites);
+            (trail.site != me).then_some((unit, trail))
+        });
+        if let Some((unit, _)) = found {
+            pool.probed = unit;
+        }
+        found
+    }
+
+    /// Finds a place for wants that came here in search of units.
+    fn seek(&mut self, id: PoolId, mut ask: Ask, turn: &mut Turn) {
+        let (me, sites) = (self.me, self.sites);
+        let claim = ask.claim;
+        let pool = self.touch(id, turn);
+        if claim.site == me && (ask.follow.is_some() || pool.board.is_none()) {
+            pool.settle_due(claim, ask.count);
+            turn.returned.push((id, claim));
+            turn.short.push(id);
+            let guests = core::mem::take(&mut pool.guests);
+            turn.asks.extend(guests.into_values().map(|ask| (id, ask)));
+            return;
+        }
+        if ask.follow.is_some() {
+            let room = pool.count() - pool.wants.get(&claim).copied().unwrap_or_default();
+            let taken = room.min(ask.count);
+            if taken > 0 {
+                *pool.wants.entry(claim).or_default() += taken;
+                pool.queue.add(claim, taken);
+                turn.fresh.push((id, claim));
+                ask.count -= taken;
+            }
+            if ask.count == 0 {
+                return;
+            }
+            if pool.due_up_to(claim) > 0 {
+                return pool.keep(ask);
+            }
+        }
+        let Some((unit, heard)) = ask.follow else { return self.route(id, ask, turn) };
+        if pool.owned.contains_key(&unit) {
+            ask.follow = None;
+            return self.route(id, ask, turn);
+        }
+        let trail = pool.trail(unit, sites).max(heard);
+        pool.trails.insert(unit, trail);
+        ask.follow = Some((unit, trail));
+        if trail.site == me {
+            // It is on its way here.
+            return pool.keep(ask);
+        }
+        turn.part(trail.site, id, claim).asks.push(ask);
+    }
+
+    /// Lets the switchboard choose whom to ask.
+    fn route(&mut self, id: PoolId, ask: Ask, turn: &mut Turn) {
+        let (me, sites) = (self.me, self.sites);
+        let pool = &mut self.pools[id.index()];
+        let Some(mut board) = pool.board.take() else {
+            turn.part(switchboard(id, sites), id, ask.claim).asks.push(ask);
+            return;
+        };
+        let spare = u32::try_from(pool.queue.spare()).unwrap_or(u32::MAX);
+        board.note_idle(me, spare);
+        let place = |unit| match pool.owned.get(&unit) {
+            Some(&hops) => Trail { hops, site: me },
+            None => pool.trail(unit, sites),
+        };
+        let mut by_site: BTreeMap<SiteId, Ask> = BTreeMap::new();
+        for (unit, site) in board.choose(ask.claim, ask.count, |unit| place(unit).site) {
+            let follow = Some((unit, place(unit)));
+            let new = || Ask { claim: ask.claim, count: 0, follow };
+            by_site.entry(site).or_insert_with(new).count += 1;
+        }
+        pool.board = Some(board);
+        for (site, ask) in by_site {
+            if site == me {
+                turn.asks.push((id, ask));
+            } else {
+                turn.part(site, id, ask.claim).asks.push(ask);
+            }
+        }
+    }
+
+    /// Refuses what no correct site says, before anything is changed.
+    fn check(&self, from: SiteId, message: &Message) -> Result<(), PeerFault> {
+        self.check_site(from)?;
+        if from == self.me {
+            return Err(PeerFault::UnknownSite(from));
+        }
+        if !message.parts.is_sorted_by(|a, b| a.pool < b.pool) {
+            return Err(PeerFault::Unexpected("pools out of order"));
+        }
+        message.parts.iter().try_for_each(|part| self.check_part(part))
+    }
+
+    fn check_part(&self, part: &Part) -> Result<(), PeerFault> {
+        let pool = self.pools.get(part.pool.index());
+        let pool = pool.ok_or(PeerFault::UnknownPool(part.pool))?;
+        if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err(PeerFault::Unexpected("units out of order"));
+        }
+        for &(unit, hops) in &part.units {
+            if unit >= pool.capacity || hops >= Clock::LIMIT {
+                return Err(PeerFault::Unexpected("a unit that does not exist"));
+            }
+            if pool.owned.contains_key(&unit) {
+                return Err(PeerFault::Unexpected("a unit that is here"));
+            }
+        }
+        // What comes home for each own claim, all in all.
+        let mut home: BTreeMap<Stamp, u64> = BTreeMap::new();
+        let mut served = 0;
+        for list in [&part.served, &part.wants] {
+            if !list.is_sorted_by(|a, b| a.0 < b.0) {
+                return Err(PeerFault::Unexpected("claims out of order"));
+            }
+        }
+        for &(claim, count) in &part.served {
+            if claim.site != self.me {
+                return Err(PeerFault::ForeignClaim(claim));
+            }
+            served += u64::from(count);
+            *home.entry(claim).or_default() += u64::from(count);
+        }
+        if served != part.units.len() as u64 {
+            return Err(PeerFault::Unexpected("units that nobody wanted"));
+        }
+        for &(claim, count) in &part.wants {
+            self.check_site(claim.site)?;
+            if u64::from(count) > served || count == 0 {
+                return Err(PeerFault::TooManyUnits(claim));
+            }
+            if claim.site == self.me {
+                *home.entry(claim).or_default() += u64::from(count);
+            }
+        }
+        for ask in &part.asks {
+            self.check_site(ask.claim.site)?;
+            let guest = pool.guests.get(&ask.claim).map_or(0, |guest| guest.count);
+            if ask.count == 0 || ask.count > pool.capacity - guest {
+                return Err(PeerFault::TooManyUnits(ask.claim));
+            }
+            if let Some((unit, trail)) = ask.follow {
+                self.check_site(trail.site)?;
+                if unit >= pool.capacity || trail.hops >= Clock::LIMIT {
+                    return Err(PeerFault::Unexpected("a unit that does not exist"));
+                }
+            }
+            if ask.claim.site == self.me {
+                *home.entry(ask.claim).or_default() += u64::from(ask.count);
+            }
+        }
+        for (claim, count) in home {
+            if count == 0 || count > pool.due.get(&claim).map_or(0, |&due| u64::from(due)) {
+                return Err(PeerFault::TooManyUnits(claim));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_site(&self, site: SiteId) -> Result<(), PeerFault> {
+        if site.0 < self.sites { Ok(()) } else { Err(PeerFault::UnknownSite(site)) }
+    }
+}
+
+/// Shares out wants over the sites that units leave for, no more than units for each; says how
+/// many are left. The claim's own site comes last: there it would only hear that it still wants.
+fn spread(
+    claim: Stamp,
+    mut count: u32,
+    away: &[(SiteId, u32)],
+    mut attach: impl FnMut(SiteId, u32),
+) -> u32 {
+    for own in [false, true] {
+        for &(site, units) in away.iter().filter(|away| (away.0 == claim.site) == own) {
+            let part = units.min(count);
+            if part > 0 {
+                attach(site, part);
+                count -= part;
+            }
+        }
+    }
+    count
+}
+
+/// Adds to a list that is sorted by claim.
+fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
+    match list.binary_search_by_key(&claim, |entry| entry.0) {
+        Ok(i) => list[i].1 += count,
+        Err(i) => list.insert(i, (claim, count)),
+    }
+}
+
+/// Takes off the units that were listed last, pool by pool; nothing where there are not so many.
+fn split_last(units: &mut Vec<Unit>, part: &Demand) -> Option<Vec<Unit>> {
+    let has = |(id, count): (PoolId, Units)| {
+        units.iter().filter(|unit| unit.pool == id).count() >= count.0 as usize
+    };
+    if !part.parts().all(has) {
+        return None;
+    }
+    let mut freed = Vec::new();
+    for (id, count) in part.parts() {
+        for _ in 0..count.0 {
+            let last = units.iter().rposition(|unit| unit.pool == id)?;
+            freed.push(units.remove(last));
+        }
+    }
+    Some(freed)
+}
