@@ -13,6 +13,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::board::Stock;
 pub use self::pool::{Ask, Trail};
 use self::pool::{Pool, switchboard};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
@@ -48,8 +49,8 @@ pub struct Message {
 pub struct Part {
     /// The pool.
     pub pool: PoolId,
-    /// Idle units that the sender has to spare.
-    pub spare: u32,
+    /// What the sender tells of itself.
+    pub stock: Stock,
     /// Units that the receiver owns from now on, with the moves they have made.
     pub units: Vec<(u32, u64)>,
     /// Wants of the receiver that the units serve.
@@ -235,7 +236,7 @@ impl Turn {
         letter.serves.get_or_insert(serves);
         letter.parts.entry(pool).or_insert_with(|| Part {
             pool,
-            spare: 0,
+            stock: Stock { spare: 0, own: 0, oldest: None },
             units: Vec::new(),
             served: Vec::new(),
             wants: Vec::new(),
@@ -290,7 +291,7 @@ impl Roaming {
         let me = self.me;
         let pool = self.touch(part.pool, turn);
         if let Some(board) = &mut pool.board {
-            board.note_idle(from, part.spare);
+            board.note(from, part.stock);
         }
         for (unit, hops) in part.units {
             pool.own(unit, hops);
@@ -316,8 +317,14 @@ impl Roaming {
 
     /// Ends every step: grants and gives what can be, asks for what lacks, says it all.
     fn finish(&mut self, mut turn: Turn, out: &mut EffectsOf<Self>) {
+        let mut rounds = 0;
         loop {
+            rounds += 1;
+            assert!(rounds < 100, "LOOP {self:#?} {turn:?}");
+            let mut steps = 0;
             while let Some((id, ask)) = turn.asks.pop() {
+                steps += 1;
+                assert!(steps < 1000, "LOOP2 {ask:?} {self:#?} {turn:?}");
                 self.seek(id, ask, &mut turn);
             }
             for (id, from) in core::mem::take(&mut turn.touched) {
@@ -336,8 +343,7 @@ impl Roaming {
         for (to, letter) in turn.letters {
             let mut parts: Vec<Part> = letter.parts.into_values().collect();
             for part in &mut parts {
-                let spare = self.pools[part.pool.index()].queue.spare();
-                part.spare = u32::try_from(spare).unwrap_or(u32::MAX);
+                part.stock = self.pools[part.pool.index()].stock();
             }
             out.send(to, letter.serves, Message { parts });
         }
@@ -449,11 +455,17 @@ impl Roaming {
     fn ask(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
         let board = switchboard(id, self.sites);
         if turn.returned.contains(&(id, claim)) {
-            if let Some((unit, trail)) = self.probe(id) {
-                let ask = Ask { claim, count, follow: Some((unit, trail)) };
-                turn.part(trail.site, id, claim).asks.push(ask);
-                return;
-            }
+            let Some((unit, trail)) = self.probe(id) else {
+                // All units are here or on their way here, for younger claims of this site.
+                let pool = &mut self.pools[id.index()];
+                let unit = (0..pool.capacity).find(|unit| !pool.owned.contains_key(unit));
+                let unit = unit.expect("a claim that lacks units does not own them all");
+                let follow = Some((unit, pool.trail(unit, self.sites)));
+                return pool.keep(Ask { claim, count, follow });
+            };
+            let ask = Ask { claim, count, follow: Some((unit, trail)) };
+            turn.part(trail.site, id, claim).asks.push(ask);
+            return;
         }
         let ask = Ask { claim, count, follow: None };
         if board == self.me {
@@ -485,6 +497,11 @@ impl Roaming {
         let claim = ask.claim;
         let pool = self.touch(id, turn);
         if claim.site == me && (ask.follow.is_some() || pool.board.is_none()) {
+            if let Some((unit, heard)) = ask.follow
+                && !pool.owned.contains_key(&unit)
+            {
+                pool.trails.insert(unit, pool.trail(unit, sites).max(heard));
+            }
             pool.settle_due(claim, ask.count);
             turn.returned.push((id, claim));
             turn.short.push(id);
@@ -510,8 +527,11 @@ impl Roaming {
         }
         let Some((unit, heard)) = ask.follow else { return self.route(id, ask, turn) };
         if pool.owned.contains_key(&unit) {
-            ask.follow = None;
-            return self.route(id, ask, turn);
+            // Every unit here has a want of this claim already: another one must do.
+            let (unit, trail) = self.probe(id).expect("a claim wants no more than there is");
+            ask.follow = Some((unit, trail));
+            turn.part(trail.site, id, claim).asks.push(ask);
+            return;
         }
         let trail = pool.trail(unit, sites).max(heard);
         pool.trails.insert(unit, trail);
@@ -531,14 +551,14 @@ impl Roaming {
             turn.part(switchboard(id, sites), id, ask.claim).asks.push(ask);
             return;
         };
-        let spare = u32::try_from(pool.queue.spare()).unwrap_or(u32::MAX);
-        board.note_idle(me, spare);
+        board.note(me, pool.stock());
         let place = |unit| match pool.owned.get(&unit) {
             Some(&hops) => Trail { hops, site: me },
             None => pool.trail(unit, sites),
         };
         let mut by_site: BTreeMap<SiteId, Ask> = BTreeMap::new();
-        for (unit, site) in board.choose(ask.claim, ask.count, |unit| place(unit).site) {
+        for _ in 0..ask.count {
+            let (unit, site) = board.choose(ask.claim, |unit| place(unit).site);
             let follow = Some((unit, place(unit)));
             let new = || Ask { claim: ask.claim, count: 0, follow };
             by_site.entry(site).or_insert_with(new).count += 1;

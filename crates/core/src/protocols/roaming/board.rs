@@ -2,91 +2,134 @@
 //!
 //! Every pool has one, at a site that its number decides. Who needs units and does not know where
 //! they are asks there; the board passes the ask on and expects that unit at the asker from then
-//! on. So nobody tells it where units go, and it is nearly always right. It decides nothing and
-//! counts nothing: where it is wrong, the ask follows the trail that the unit left.
+//! on. So nobody has to tell it where units go, and it is nearly always right. It decides nothing:
+//! where it is wrong, the ask follows the trail that the unit left.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
 
 use crate::types::{SiteId, Stamp};
 
 /// What a board knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Board {
-    /// All units, the one that was asked for longest ago first.
-    order: VecDeque<u32>,
-    /// For each unit, the claims that it was asked for; it goes from one to the next.
-    expected: BTreeMap<u32, BTreeSet<Stamp>>,
+    /// One per unit, the one that was asked for longest ago first.
+    slots: VecDeque<Slot>,
     /// Idle units of each site, as far as it has said.
-    idle: BTreeMap<SiteId, u32>,
+    spare: BTreeMap<SiteId, u32>,
     /// Claims remembered per unit.
     memory: usize,
 }
 
+/// One unit. Which one is of no matter: sites may serve an ask with another one that they have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Slot {
+    unit: u32,
+    /// The site that has it, or had it before those below; none where the board has lost it.
+    base: Option<SiteId>,
+    /// Claims that it was asked for since, in the order of the asks.
+    asked: Vec<Stamp>,
+}
+
+/// What a site tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Stock {
+    /// Idle units that nobody at the site needs.
+    pub spare: u32,
+    /// Units that it owns or is owed, without those that others want of it.
+    pub own: u32,
+    /// The oldest of its claims that is owed units.
+    pub oldest: Option<Stamp>,
+}
+
 impl Board {
-    pub(super) fn new(units: u32, sites: u16) -> Self {
+    pub(super) fn new(owners: impl Iterator<Item = SiteId>, sites: u16) -> Self {
+        let slot = |(unit, site)| Slot { unit, base: Some(site), asked: Vec::new() };
         Self {
-            order: (0..units).collect(),
-            expected: BTreeMap::new(),
-            idle: BTreeMap::new(),
+            slots: (0..).zip(owners).map(slot).collect(),
+            spare: BTreeMap::new(),
             memory: usize::from(sites).max(4),
         }
     }
 
-    /// A site says how many idle units it has to spare.
-    pub(super) fn note_idle(&mut self, site: SiteId, units: u32) {
-        if units == 0 {
-            self.idle.remove(&site);
+    /// Takes in what a site tells of itself.
+    pub(super) fn note(&mut self, site: SiteId, stock: Stock) {
+        if stock.spare == 0 {
+            self.spare.remove(&site);
         } else {
-            self.idle.insert(site, units);
+            self.spare.insert(site, stock.spare);
+        }
+        for slot in &mut self.slots {
+            slot.served(site, stock.oldest);
+        }
+        let here = self.slots.iter().filter(|slot| slot.end() == Some(site)).count();
+        let own = stock.own as usize;
+        for slot in self.slots.iter_mut().filter(|slot| slot.end() == Some(site)).skip(own) {
+            slot.base = None;
+            slot.asked.clear();
+        }
+        let lost = self.slots.iter_mut().filter(|slot| slot.end().is_none());
+        for slot in lost.take(own.saturating_sub(here)) {
+            slot.base = Some(site);
         }
     }
 
-    /// Chooses units for a claim: for each, its number and the site to ask. `place` says where a
-    /// unit was last heard of.
-    pub(super) fn choose(
-        &mut self,
-        claim: Stamp,
-        count: u32,
-        place: impl Fn(u32) -> SiteId,
-    ) -> Vec<(u32, SiteId)> {
-        (0..count).map(|_| self.choose_one(claim, &place)).collect()
-    }
-
-    fn choose_one(&mut self, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> (u32, SiteId) {
-        let elsewhere = |&(_, &unit): &(usize, &u32)| {
-            self.end(unit, place) != claim.site && self.way(unit, claim, place) != claim.site
+    /// Chooses a unit for a claim, and the site to ask. `place` says where a unit was last heard
+    /// of.
+    pub(super) fn choose(&mut self, claim: Stamp, place: impl Fn(u32) -> SiteId) -> (u32, SiteId) {
+        let elsewhere = |&(_, slot): &(usize, &Slot)| {
+            slot.end() != Some(claim.site) && slot.before(claim) != Some(claim.site)
         };
-        let idle = |&(_, &unit): &(usize, &u32)| {
-            self.idle.get(&self.end(unit, place)).is_some_and(|&units| units > 0)
+        let idle = |&(_, slot): &(usize, &Slot)| {
+            slot.end().and_then(|end| self.spare.get(&end)).is_some_and(|&units| units > 0)
         };
-        let mut all = self.order.iter().enumerate().filter(elsewhere);
+        let mut all = self.slots.iter().enumerate().filter(elsewhere);
         let first = all.next();
         let at = first.into_iter().chain(all).find(idle).or(first).map_or(0, |(i, _)| i);
-        let unit = self.order.remove(at).expect("a pool that is asked for has units");
-        self.order.push_back(unit);
-        let end = self.end(unit, place);
-        if let Some(units) = self.idle.get_mut(&end) {
+        let mut slot = self.slots.remove(at).expect("a pool that is asked for has units");
+        if let Some(units) = slot.end().and_then(|end| self.spare.get_mut(&end)) {
             *units = units.saturating_sub(1);
         }
-        let way = self.way(unit, claim, place);
-        let expected = self.expected.entry(unit).or_default();
-        expected.insert(claim);
-        if expected.len() > self.memory {
-            expected.pop_first();
+        let chosen = (slot.unit, slot.before(claim).unwrap_or_else(|| place(slot.unit)));
+        slot.asked.push(claim);
+        if slot.asked.len() > self.memory {
+            slot.base = Some(slot.asked.remove(0).site);
         }
-        (unit, way)
+        self.slots.push_back(slot);
+        chosen
+    }
+}
+
+impl Slot {
+    /// The site where it ends up when everybody has had it.
+    fn end(&self) -> Option<SiteId> {
+        self.asked.last().map(|claim| claim.site).or(self.base)
     }
 
-    /// The site where a unit ends up when everybody has had it.
-    fn end(&self, unit: u32, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        let last = self.expected.get(&unit).and_then(BTreeSet::last);
-        last.map_or_else(|| place(unit), |claim| claim.site)
+    /// The site that has it just before a claim does.
+    fn before(&self, claim: Stamp) -> Option<SiteId> {
+        if self.asked.len() <= 1 {
+            return self.end();
+        }
+        let older = self.asked.iter().filter(|&&asked| asked < claim).max();
+        older.map(|older| older.site).or(self.base)
     }
 
-    /// The site that has a unit just before a claim does.
-    fn way(&self, unit: u32, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        let older = self.expected.get(&unit).and_then(|list| list.range(..claim).next_back());
-        older.map_or_else(|| place(unit), |older| older.site)
+    /// All claims of `site` that are older than `oldest` have been served, and so have those that
+    /// came before them.
+    fn served(&mut self, site: SiteId, oldest: Option<Stamp>) {
+        let done = |claim: &Stamp| {
+            claim.site == site && oldest.is_none_or(|oldest| *claim < oldest)
+        };
+        let Some(at) = self.asked.iter().rposition(done) else { return };
+        let last = self.asked[at];
+        let mut i = 0;
+        self.asked.retain(|&claim| {
+            i += 1;
+            i > at + 1 || claim > last
+        });
+        self.base = Some(site);
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::board::Board;
+use super::board::{Board, Stock};
 use super::queue::Queue;
 use crate::types::{PoolId, SiteId, Stamp};
 
@@ -76,7 +76,8 @@ impl Pool {
             probed: 0,
         };
         if switchboard(id, sites) == me {
-            pool.board = Some(Board::new(units, sites));
+            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
+            pool.board = Some(Board::new(owners, sites));
         }
         for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
             pool.own(unit, 0);
@@ -111,6 +112,18 @@ impl Pool {
     pub(super) fn trail(&self, unit: u32, sites: u16) -> Trail {
         let first = || Trail { hops: 0, site: first_owner(self.id, unit, sites) };
         self.trails.get(&unit).copied().unwrap_or_else(first)
+    }
+
+    /// What it tells the switchboard.
+    pub(super) fn stock(&self) -> Stock {
+        let guests = self.guests.values().map(|ask| ask.count);
+        let wanted: u32 = self.wants.values().copied().chain(guests).sum();
+        let due: u32 = self.due.values().sum();
+        Stock {
+            spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
+            own: (self.count() + due).saturating_sub(wanted),
+            oldest: self.due.first_key_value().map(|(&claim, _)| claim),
+        }
     }
 
     /// Takes wants out of a claim's account.
