@@ -96,10 +96,12 @@ impl Protocol for Roaming {
             let pool = self.touch(id, &mut turn);
             pool.queue.add(claim, units.0);
             pool.needs.entry(units.0).or_default().insert(claim);
+            pool.needed += u64::from(units.0);
             turn.fresh.push((id, claim));
             turn.short.push(id);
         }
         self.claims.insert(claim, Own::Waiting(demand));
+        turn.claimed = Some(claim);
         self.finish(turn, out);
     }
 
@@ -217,6 +219,8 @@ struct Turn {
     leaving: BTreeMap<(PoolId, SiteId), u32>,
     /// Claims whose wants came home: the switchboard does not know better.
     returned: Vec<(PoolId, Stamp)>,
+    /// The claim that was made in this step.
+    claimed: Option<Stamp>,
     /// Pools in which own claims may lack something.
     short: Vec<PoolId>,
     /// What to say, by destination.
@@ -236,7 +240,7 @@ impl Turn {
         letter.serves.get_or_insert(serves);
         letter.parts.entry(pool).or_insert_with(|| Part {
             pool,
-            stock: Stock { spare: 0, own: 0, oldest: None },
+            stock: Stock { spare: 0, own: 0, oldest: None, crowd: 0 },
             units: Vec::new(),
             served: Vec::new(),
             wants: Vec::new(),
@@ -244,6 +248,9 @@ impl Turn {
         })
     }
 }
+
+const NUM: u64 = 1;
+const DEN: u64 = 1;
 
 impl Pool {
     /// What own claims lack, beyond what is here and what is due to claims no younger.
@@ -261,6 +268,21 @@ impl Pool {
         list
     }
 
+    /// What a new claim asks for beyond what it cannot do without.
+    fn ambition(&self, claim: Stamp, units: u32) -> u32 {
+        let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
+        let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
+        let covered = self.covered(claim);
+        let lack = (self.needed * NUM).saturating_sub(covered * DEN).div_ceil(NUM);
+        u32::try_from(lack.min(elsewhere)).unwrap_or(u32::MAX).min(units)
+    }
+
+    fn note_crowd(&mut self, away: &[(SiteId, u32)]) {
+        let before = self.count() + away.iter().map(|away| away.1).sum::<u32>();
+        let waiting: u32 = self.wants.values().sum();
+        self.crowd = waiting.div_ceil(before);
+    }
+
     /// Keeps an ask until a unit arrives.
     fn keep(&mut self, ask: Ask) {
         match self.guests.get_mut(&ask.claim) {
@@ -272,6 +294,7 @@ impl Pool {
     fn forget_need(&mut self, claim: Stamp, units: u32) {
         let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
         claims.remove(&claim);
+        self.needed -= u64::from(units);
         if claims.is_empty() {
             self.needs.remove(&units);
         }
@@ -414,6 +437,18 @@ impl Roaming {
 
     /// Lets wants go with the units that leave, and asks for what own claims lack now.
     fn cover(&mut self, turn: &mut Turn) {
+        if let Some(claim) = turn.claimed.take()
+            && let Some(Own::Waiting(demand)) = self.claims.get(&claim)
+        {
+            let demand = demand.clone();
+            for (id, units) in demand.parts() {
+                let lack = self.pools[id.index()].ambition(claim, units.0);
+                if lack > 0 {
+                    *self.pools[id.index()].due.entry(claim).or_default() += lack;
+                    self.ask(id, claim, lack, turn);
+                }
+            }
+        }
         let leaving = core::mem::take(&mut turn.leaving);
         let mut short = core::mem::take(&mut turn.short);
         short.sort_unstable();
@@ -422,6 +457,7 @@ impl Roaming {
             let away = leaving.range((id, SiteId(0))..=(id, SiteId(u16::MAX)));
             let away: Vec<(SiteId, u32)> = away.map(|(key, &count)| (key.1, count)).collect();
             if !away.is_empty() {
+                self.pools[id.index()].note_crowd(&away);
                 self.send_along(id, &away, turn);
             }
             for (claim, lack) in self.pools[id.index()].lacks() {

@@ -19,6 +19,8 @@ pub(super) struct Board {
     slots: VecDeque<Slot>,
     /// Idle units of each site, as far as it has said.
     spare: BTreeMap<SiteId, u32>,
+    /// Claims per unit that seem to wait.
+    crowd: usize,
     /// Claims remembered per unit.
     memory: usize,
 }
@@ -42,6 +44,8 @@ pub struct Stock {
     pub own: u32,
     /// The oldest of its claims that is owed units.
     pub oldest: Option<Stamp>,
+    /// Claims per unit that waited when it last gave one away.
+    pub crowd: u32,
 }
 
 impl Board {
@@ -50,6 +54,7 @@ impl Board {
         Self {
             slots: (0..).zip(owners).map(slot).collect(),
             spare: BTreeMap::new(),
+            crowd: 0,
             memory: usize::from(sites).max(4),
         }
     }
@@ -61,6 +66,7 @@ impl Board {
         } else {
             self.spare.insert(site, stock.spare);
         }
+        self.crowd = stock.crowd as usize;
         for slot in &mut self.slots {
             slot.served(site, stock.oldest);
         }
@@ -80,7 +86,7 @@ impl Board {
     /// of.
     pub(super) fn choose(&mut self, claim: Stamp, place: impl Fn(u32) -> SiteId) -> (u32, SiteId) {
         let elsewhere = |&(_, slot): &(usize, &Slot)| {
-            slot.end() != Some(claim.site) && slot.before(claim) != Some(claim.site)
+            slot.end() != Some(claim.site) && slot.before(claim, self.crowd) != Some(claim.site)
         };
         let idle = |&(_, slot): &(usize, &Slot)| {
             slot.end().and_then(|end| self.spare.get(&end)).is_some_and(|&units| units > 0)
@@ -92,7 +98,7 @@ impl Board {
         if let Some(units) = slot.end().and_then(|end| self.spare.get_mut(&end)) {
             *units = units.saturating_sub(1);
         }
-        let chosen = (slot.unit, slot.before(claim).unwrap_or_else(|| place(slot.unit)));
+        let chosen = (slot.unit, slot.before(claim, self.crowd).unwrap_or_else(|| place(slot.unit)));
         slot.asked.push(claim);
         if slot.asked.len() > self.memory {
             slot.base = Some(slot.asked.remove(0).site);
@@ -108,13 +114,15 @@ impl Slot {
         self.asked.last().map(|claim| claim.site).or(self.base)
     }
 
-    /// The site that has it just before a claim does.
-    fn before(&self, claim: Stamp) -> Option<SiteId> {
-        if self.asked.len() <= 1 {
+    /// The site that has it just before a claim does, if so many others still wait for it.
+    fn before(&self, claim: Stamp, crowd: usize) -> Option<SiteId> {
+        let served = self.asked.len().saturating_sub(2 * crowd + 1);
+        let (served, waiting) = self.asked.split_at(served);
+        if waiting.len() <= 1 {
             return self.end();
         }
-        let older = self.asked.iter().filter(|&&asked| asked < claim).max();
-        older.map(|older| older.site).or(self.base)
+        let older = waiting.iter().filter(|&&asked| asked < claim).max();
+        older.or(served.last()).map(|older| older.site).or(self.base)
     }
 
     /// All claims of `site` that are older than `oldest` have been served, and so have those that

@@ -26,6 +26,8 @@ pub(super) struct Pool {
     pub(super) wants: BTreeMap<Stamp, u32>,
     /// Own claims that wait, by the units that they ask for.
     pub(super) needs: BTreeMap<u32, BTreeSet<Stamp>>,
+    /// The units that they ask for, all in all.
+    pub(super) needed: u64,
     /// Wants of this site that are elsewhere. Invariant: with the owned units, those up to each
     /// waiting claim are as many as it asks for.
     pub(super) due: BTreeMap<Stamp, u32>,
@@ -37,6 +39,8 @@ pub(super) struct Pool {
     pub(super) board: Option<Board>,
     /// The unit that was asked for last by this site's own knowledge.
     pub(super) probed: u32,
+    /// Claims per unit that waited when this site last gave one away.
+    pub(super) crowd: u32,
 }
 
 /// Where a unit went.
@@ -69,11 +73,13 @@ impl Pool {
             queue: Queue::default(),
             wants: BTreeMap::new(),
             needs: BTreeMap::new(),
+            needed: 0,
             due: BTreeMap::new(),
             guests: BTreeMap::new(),
             trails: BTreeMap::new(),
             board: None,
             probed: 0,
+            crowd: 0,
         };
         if switchboard(id, sites) == me {
             let owners = (0..units).map(|unit| first_owner(id, unit, sites));
@@ -123,6 +129,7 @@ impl Pool {
             spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
             own: (self.count() + due).saturating_sub(wanted),
             oldest: self.due.first_key_value().map(|(&claim, _)| claim),
+            crowd: self.crowd,
         }
     }
 

@@ -1,0 +1,39 @@
+use kofm_core::protocols::roaming::{Roaming, Message};
+use kofm_core::{Cluster, Effect};
+use kofm_sim::{seeded::{Setup, run, Observer}, span::Span, trace::Step};
+#[derive(Default)]
+struct C { first: u64, fwd: u64, give: u64, units: u64, grants: u64, local: u64, print: u64 }
+impl Observer<Roaming> for C {
+    const STEPS: bool = true;
+    fn step(&mut self, step: Step<Message, ()>) {
+        for e in &step.effects {
+            match e {
+                Effect::Send { message, .. } => {
+                    for p in &message.parts {
+                        self.units += p.units.len() as u64;
+                        if !p.units.is_empty() { self.give += 1 } 
+                        else if p.asks.iter().any(|a| a.claim.site == step.site) { self.first += 1 }
+                        else { self.fwd += 1 }
+                    }
+                }
+                Effect::Grant { .. } => { self.grants += 1; }
+                _ => {}
+            }
+        }
+        if self.print > 0 && self.grants > 2000 { self.print -= 1; println!("{step:?}"); }
+    }
+    fn progress(&mut self, _: u64) {}
+}
+fn main() {
+    let a: Vec<f64> = std::env::args().skip(1).map(|s| s.parse().unwrap()).collect();
+    let (n, m, c, rho) = (a[0] as u16, a[1] as u32, a[2], a[3]);
+    let mut s = Setup::new(Cluster::new(n, m));
+    s.k = (1, 2.min(m));
+    let mean = f64::from(1 + s.k.1) / 2.0;
+    s.requests = 6000; s.clients = c as u32; s.hold = Span::Exponential(5.0);
+    s.think = Span::Exponential(c * n as f64 * 5.0 * mean / (rho * m as f64));
+    let mut c = C { print: a.get(4).copied().unwrap_or(0.0) as u64, ..C::default() };
+    let r = run::<Roaming, _>(&s, &mut c);
+    let g = c.grants as f64;
+    println!("first {:.2} fwd {:.2} give {:.2} units {:.2} wait {:.2} total {:.2}", c.first as f64/g, c.fwd as f64/g, c.give as f64/g, c.units as f64/g, r.wait_mean(), r.messages_per_grant().mean);
+}
