@@ -2,10 +2,26 @@ use kofm_core::protocols::roaming::{Roaming, Message};
 use kofm_core::{Cluster, Effect};
 use kofm_sim::{seeded::{Setup, run, Observer}, span::Span, trace::Step};
 #[derive(Default)]
-struct C { first: u64, fwd: u64, give: u64, units: u64, grants: u64, local: u64, print: u64 }
+struct C { first: u64, fwd: u64, give: u64, units: u64, grants: u64, local: u64, print: u64, at: u64, st: Vec<(u8, u16)>, acc: [u64; 4], waiting: Vec<i64>, held: std::collections::BTreeMap<kofm_core::Stamp, Vec<u32>>, wclaims: std::collections::BTreeMap<kofm_core::Stamp, u32> }
 impl Observer<Roaming> for C {
     const STEPS: bool = true;
     fn step(&mut self, step: Step<Message, ()>) {
+        let now = step.at.unwrap();
+        let dt = now - self.at; self.at = now;
+        for &(st, site) in &self.st { let k = match st { 0 => if self.waiting[site as usize] > 0 { 3 } else { 0 }, x => x }; self.acc[k as usize] += dt; }
+        match &step.input {
+            kofm_core::Input::Claim { claim, .. } => { self.waiting[claim.site.index()] += 1; }
+            kofm_core::Input::Release { claim, .. } => { for u in self.held.remove(claim).unwrap() { self.st[u as usize] = (0, claim.site.0); } }
+            kofm_core::Input::Deliver { message, .. } => for p in &message.parts { for u in &p.units { self.st[u.0 as usize] = (0, step.site.0); } }
+            _ => {}
+        }
+        for e in &step.effects {
+            match e {
+                Effect::Send { message, .. } => for p in &message.parts { for u in &p.units { self.st[u.0 as usize] = (1, 0); } },
+                Effect::Grant { claim, units, .. } => { self.waiting[claim.site.index()] -= 1; for u in units { self.st[u.number as usize] = (2, 0); } self.held.insert(*claim, units.iter().map(|u| u.number).collect()); }
+                _ => {}
+            }
+        }
         for e in &step.effects {
             match e {
                 Effect::Send { message, .. } => {
@@ -32,8 +48,10 @@ fn main() {
     let mean = f64::from(1 + s.k.1) / 2.0;
     s.requests = 6000; s.clients = c as u32; s.hold = Span::Exponential(5.0);
     s.think = Span::Exponential(c * n as f64 * 5.0 * mean / (rho * m as f64));
-    let mut c = C { print: a.get(4).copied().unwrap_or(0.0) as u64, ..C::default() };
+    let mut c = C { print: a.get(4).copied().unwrap_or(0.0) as u64, st: (0..m).map(|u| (0, (u % n as u32) as u16)).collect(), waiting: vec![0; n as usize], ..C::default() };
     let r = run::<Roaming, _>(&s, &mut c);
     let g = c.grants as f64;
+    let t: u64 = c.acc.iter().sum();
+    println!("spare {:.2} flight {:.2} used {:.2} reserved {:.2}", c.acc[0] as f64/t as f64, c.acc[1] as f64/t as f64, c.acc[2] as f64/t as f64, c.acc[3] as f64/t as f64);
     println!("first {:.2} fwd {:.2} give {:.2} units {:.2} wait {:.2} total {:.2}", c.first as f64/g, c.fwd as f64/g, c.give as f64/g, c.units as f64/g, r.wait_mean(), r.messages_per_grant().mean);
 }

@@ -593,8 +593,7 @@ impl Roaming {
             None => pool.trail(unit, sites),
         };
         let mut by_site: BTreeMap<SiteId, Ask> = BTreeMap::new();
-        for _ in 0..ask.count {
-            let (unit, site) = board.choose(ask.claim, |unit| place(unit).site);
+        for (unit, site) in board.choose(ask.claim, ask.count, |unit| place(unit).site) {
             let follow = Some((unit, place(unit)));
             let new = || Ask { claim: ask.claim, count: 0, follow };
             by_site.entry(site).or_insert_with(new).count += 1;

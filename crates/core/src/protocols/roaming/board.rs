@@ -82,29 +82,84 @@ impl Board {
         }
     }
 
-    /// Chooses a unit for a claim, and the site to ask. `place` says where a unit was last heard
-    /// of.
-    pub(super) fn choose(&mut self, claim: Stamp, place: impl Fn(u32) -> SiteId) -> (u32, SiteId) {
-        let elsewhere = |&(_, slot): &(usize, &Slot)| {
-            slot.end() != Some(claim.site) && slot.before(claim, self.crowd) != Some(claim.site)
-        };
-        let idle = |&(_, slot): &(usize, &Slot)| {
-            slot.end().and_then(|end| self.spare.get(&end)).is_some_and(|&units| units > 0)
-        };
-        let mut all = self.slots.iter().enumerate().filter(elsewhere);
-        let first = all.next();
-        let at = first.into_iter().chain(all).find(idle).or(first).map_or(0, |(i, _)| i);
-        let mut slot = self.slots.remove(at).expect("a pool that is asked for has units");
+    /// Chooses units for a claim, and for each the site to ask. `place` says where a unit was last
+    /// heard of.
+    ///
+    /// Units that end up at the same site are released together, and arrive together. A claim for
+    /// two that takes them from two sites leaves the first idle until the second comes; so pairs
+    /// are kept together where that does not make them busier than the rest.
+    pub(super) fn choose(
+        &mut self,
+        claim: Stamp,
+        count: u32,
+        place: impl Fn(u32) -> SiteId,
+    ) -> Vec<(u32, SiteId)> {
+        let count = count as usize;
+        let mut chosen = self.together(claim, count);
+        let mut at = 0;
+        while chosen.len() < count {
+            // The pool may be smaller than what is asked beside what the site has.
+            let fit = |i: usize| !chosen.contains(&i) && self.elsewhere(i, claim);
+            let next = (at..self.slots.len()).find(|&i| fit(i));
+            let next = next.or_else(|| (0..self.slots.len()).find(|i| !chosen.contains(i)));
+            let Some(next) = next else { break };
+            at = next + 1;
+            chosen.push(next);
+        }
+        chosen.sort_unstable();
+        let take = |i: usize| self.slots.remove(i).expect("chosen from those that are there");
+        let slots: Vec<Slot> = chosen.into_iter().rev().map(take).collect();
+        slots.into_iter().rev().map(|slot| self.expect(slot, claim, &place)).collect()
+    }
+
+    /// Slots at one site, where they are idle or not busier than most.
+    fn together(&self, claim: Stamp, count: usize) -> Vec<usize> {
+        let mut groups: BTreeMap<SiteId, Vec<usize>> = BTreeMap::new();
+        for (i, slot) in self.slots.iter().enumerate() {
+            if let Some(end) = slot.end()
+                && self.elsewhere(i, claim)
+            {
+                groups.entry(end).or_default().push(i);
+            }
+        }
+        let spare = |site: SiteId| self.spare.get(&site).copied().unwrap_or_default() as usize;
+        let half = self.slots.len().div_ceil(2);
+        let usable = groups.iter().filter(|(_, list)| list.len() >= count);
+        let best = usable.min_by_key(|&(&site, list)| {
+            // Idle first; then of the right size; then what was asked for longest ago.
+            let busy = spare(site) < count;
+            let recent = busy && list[count - 1] >= half;
+            (recent, busy, list.len() != count, list[count - 1])
+        });
+        let Some((&site, list)) = best else { return Vec::new() };
+        if spare(site) < count && list[count - 1] >= half {
+            return Vec::new();
+        }
+        list[..count].to_vec()
+    }
+
+    fn elsewhere(&self, slot: usize, claim: Stamp) -> bool {
+        let slot = &self.slots[slot];
+        slot.end() != Some(claim.site) && slot.before(claim, self.crowd) != Some(claim.site)
+    }
+
+    fn expect(
+        &mut self,
+        mut slot: Slot,
+        claim: Stamp,
+        place: &impl Fn(u32) -> SiteId,
+    ) -> (u32, SiteId) {
         if let Some(units) = slot.end().and_then(|end| self.spare.get_mut(&end)) {
             *units = units.saturating_sub(1);
         }
-        let chosen = (slot.unit, slot.before(claim, self.crowd).unwrap_or_else(|| place(slot.unit)));
+        let way = slot.before(claim, self.crowd).unwrap_or_else(|| place(slot.unit));
+        let unit = slot.unit;
         slot.asked.push(claim);
         if slot.asked.len() > self.memory {
             slot.base = Some(slot.asked.remove(0).site);
         }
         self.slots.push_back(slot);
-        chosen
+        (unit, way)
     }
 }
 
