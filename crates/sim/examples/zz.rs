@@ -9,6 +9,9 @@ impl Observer<Roaming> for C {
         let now = step.at.unwrap();
         let dt = now - self.at; self.at = now;
         for &(st, site) in &self.st { let k = match st { 0 => if self.waiting[site as usize] > 0 { 3 } else { 0 }, x => x }; self.acc[k as usize] += dt; }
+        if let Ok(f) = std::env::var("F") { let t = format!("{step:?}"); if t.contains(&f) { println!("{:.1} {} {}", now as f64 / 1e6, step.site, t.split_once("input:").unwrap().1); } }
+        if let kofm_core::Input::Claim { claim, .. } = &step.input { self.wclaims.insert(*claim, (now / 1_000_000) as u32); }
+        for e in &step.effects { if let Effect::Grant { claim, .. } = e { let w = (now / 1_000_000) as u32 - self.wclaims[claim]; if w > 40 && std::env::var("L").is_ok() { println!("LONG {claim} {w} since {}", self.wclaims[claim]); } } }
         match &step.input {
             kofm_core::Input::Claim { claim, .. } => { self.waiting[claim.site.index()] += 1; }
             kofm_core::Input::Release { claim, .. } => { for u in self.held.remove(claim).unwrap() { self.st[u as usize] = (0, claim.site.0); } }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::board::Stock;
 pub use self::pool::{Ask, Trail};
+use self::board::Board;
 use self::pool::{Pool, switchboard};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
@@ -59,6 +60,10 @@ pub struct Part {
     pub wants: Vec<(Stamp, u32)>,
     /// Wants in search of units.
     pub asks: Vec<Ask>,
+    /// For the switchboard: units that have arrived at the sender, and the wants that they served.
+    pub arrived: Vec<(u32, u64)>,
+    /// Those wants.
+    pub done: Vec<(Stamp, u32)>,
 }
 
 impl Protocol for Roaming {
@@ -186,7 +191,10 @@ impl Protocol for Roaming {
 
     fn is_at_rest(&self) -> bool {
         let idle = |pool: &Pool| {
-            pool.queue.is_empty() && pool.due.is_empty() && pool.guests.is_empty()
+            pool.queue.is_empty()
+                && pool.due.is_empty()
+                && pool.guests.is_empty()
+                && pool.board.as_ref().is_none_or(Board::is_empty)
         };
         self.claims.is_empty() && self.pools.iter().all(idle)
     }
@@ -219,6 +227,8 @@ struct Turn {
     leaving: BTreeMap<(PoolId, SiteId), u32>,
     /// Claims whose wants came home: the switchboard does not know better.
     returned: Vec<(PoolId, Stamp)>,
+    /// Pools whose switchboard, which is here, has heard news.
+    noted: Vec<PoolId>,
     /// The claim that was made in this step.
     claimed: Option<Stamp>,
     /// Pools in which own claims may lack something.
@@ -245,6 +255,8 @@ impl Turn {
             served: Vec::new(),
             wants: Vec::new(),
             asks: Vec::new(),
+            arrived: Vec::new(),
+            done: Vec::new(),
         })
     }
 }
@@ -275,6 +287,20 @@ impl Pool {
         let covered = self.covered(claim);
         let lack = (self.needed * NUM).saturating_sub(covered * DEN).div_ceil(NUM);
         u32::try_from(lack.min(elsewhere)).unwrap_or(u32::MAX).min(units)
+    }
+
+    /// Tells the switchboard that wants came home; it must not wait for them.
+    fn tell_done(&mut self, claim: Stamp, count: u32, sites: u16, turn: &mut Turn) {
+        if !self.notes {
+            return;
+        }
+        if let Some(board) = &mut self.board {
+            board.arrived(&[], &[(claim, count)]);
+            turn.noted.push(self.id);
+        } else {
+            let note = turn.part(switchboard(self.id, sites), self.id, claim);
+            merge(&mut note.done, claim, count);
+        }
     }
 
     fn note_crowd(&mut self, away: &[(SiteId, u32)]) {
@@ -311,10 +337,34 @@ impl Roaming {
     }
 
     fn receive(&mut self, from: SiteId, part: Part, turn: &mut Turn) {
-        let me = self.me;
+        let (me, sites) = (self.me, self.sites);
         let pool = self.touch(part.pool, turn);
-        if let Some(board) = &mut pool.board {
-            board.note(from, part.stock);
+        if let Some(mut board) = pool.board.take() {
+            // What it asks for now is not on its way yet.
+            let asked = part.asks.iter().filter(|ask| ask.follow.is_none());
+            let asked: u32 = asked.filter(|ask| ask.claim.site == from).map(|ask| ask.count).sum();
+            let own = part.stock.own.saturating_sub(asked);
+            board.note(from, Stock { own, ..part.stock });
+            if pool.notes {
+                board.arrived(&part.arrived, &part.done);
+                board.arrived(&part.units, &part.served);
+            }
+            for &(unit, hops) in &part.arrived {
+                if !pool.owned.contains_key(&unit) {
+                    let trail = pool.trail(unit, sites).max(Trail { hops, site: from });
+                    pool.trails.insert(unit, trail);
+                }
+            }
+            pool.board = Some(board);
+            turn.noted.push(part.pool);
+        } else if let Some(&(claim, _)) = part.served.first()
+            && pool.notes
+        {
+            let note = turn.part(switchboard(part.pool, sites), part.pool, claim);
+            note.arrived.extend_from_slice(&part.units);
+            for &(claim, count) in &part.served {
+                merge(&mut note.done, claim, count);
+            }
         }
         for (unit, hops) in part.units {
             pool.own(unit, hops);
@@ -326,12 +376,17 @@ impl Roaming {
         for (claim, count) in part.wants {
             if claim.site == me {
                 pool.settle_due(claim, count);
+                pool.tell_done(claim, count, sites, turn);
                 turn.short.push(part.pool);
             } else {
                 *pool.wants.entry(claim).or_default() += count;
                 pool.queue.add(claim, count);
                 turn.fresh.push((part.pool, claim));
             }
+        }
+        let stock = pool.stock();
+        if let Some(board) = &mut pool.board {
+            board.note(me, stock);
         }
         let guests = core::mem::take(&mut pool.guests);
         turn.asks.extend(guests.into_values().map(|ask| (part.pool, ask)));
@@ -342,6 +397,9 @@ impl Roaming {
     fn finish(&mut self, mut turn: Turn, out: &mut EffectsOf<Self>) {
         let mut rounds = 0;
         loop {
+            for id in core::mem::take(&mut turn.noted) {
+                self.place(id, &mut turn);
+            }
             rounds += 1;
             assert!(rounds < 100, "LOOP {self:#?} {turn:?}");
             let mut steps = 0;
@@ -359,7 +417,7 @@ impl Roaming {
                 }
             }
             self.cover(&mut turn);
-            if turn.asks.is_empty() && turn.touched.is_empty() {
+            if turn.asks.is_empty() && turn.touched.is_empty() && turn.noted.is_empty() {
                 break;
             }
         }
@@ -539,6 +597,7 @@ impl Roaming {
                 pool.trails.insert(unit, pool.trail(unit, sites).max(heard));
             }
             pool.settle_due(claim, ask.count);
+            pool.tell_done(claim, ask.count, sites, turn);
             turn.returned.push((id, claim));
             turn.short.push(id);
             let guests = core::mem::take(&mut pool.guests);
@@ -579,31 +638,44 @@ impl Roaming {
         turn.part(trail.site, id, claim).asks.push(ask);
     }
 
-    /// Lets the switchboard choose whom to ask.
+    /// Lets the switchboard choose whom to ask, and when.
     fn route(&mut self, id: PoolId, ask: Ask, turn: &mut Turn) {
-        let (me, sites) = (self.me, self.sites);
+        let me = self.me;
         let pool = &mut self.pools[id.index()];
-        let Some(mut board) = pool.board.take() else {
-            turn.part(switchboard(id, sites), id, ask.claim).asks.push(ask);
+        let mut stock = pool.stock();
+        let Some(board) = &mut pool.board else {
+            turn.part(switchboard(id, self.sites), id, ask.claim).asks.push(ask);
             return;
         };
-        board.note(me, pool.stock());
+        if ask.claim.site == me {
+            // What it asks for now is not on its way yet.
+            stock.own = stock.own.saturating_sub(ask.count);
+        }
+        board.note(me, stock);
+        board.hold(ask.claim, ask.count);
+        self.place(id, turn);
+    }
+
+    /// Passes on the asks whose turn has nearly come.
+    fn place(&mut self, id: PoolId, turn: &mut Turn) {
+        let (me, sites) = (self.me, self.sites);
+        let pool = &mut self.pools[id.index()];
+        let Some(mut board) = pool.board.take() else { return };
         let place = |unit| match pool.owned.get(&unit) {
             Some(&hops) => Trail { hops, site: me },
             None => pool.trail(unit, sites),
         };
-        let mut by_site: BTreeMap<SiteId, Ask> = BTreeMap::new();
-        for (unit, site) in board.choose(ask.claim, ask.count, |unit| place(unit).site) {
-            let follow = Some((unit, place(unit)));
-            let new = || Ask { claim: ask.claim, count: 0, follow };
-            by_site.entry(site).or_insert_with(new).count += 1;
+        let mut asks: BTreeMap<(Stamp, SiteId), Ask> = BTreeMap::new();
+        for (claim, unit, site) in board.place(|unit| place(unit).site) {
+            let new = || Ask { claim, count: 0, follow: Some((unit, place(unit))) };
+            asks.entry((claim, site)).or_insert_with(new).count += 1;
         }
         pool.board = Some(board);
-        for (site, ask) in by_site {
+        for ((claim, site), ask) in asks {
             if site == me {
                 turn.asks.push((id, ask));
             } else {
-                turn.part(site, id, ask.claim).asks.push(ask);
+                turn.part(site, id, claim).asks.push(ask);
             }
         }
     }
@@ -626,13 +698,13 @@ impl Roaming {
         if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
             return Err(PeerFault::Unexpected("units out of order"));
         }
-        for &(unit, hops) in &part.units {
+        for &(unit, hops) in part.units.iter().chain(&part.arrived) {
             if unit >= pool.capacity || hops >= Clock::LIMIT {
                 return Err(PeerFault::Unexpected("a unit that does not exist"));
             }
-            if pool.owned.contains_key(&unit) {
-                return Err(PeerFault::Unexpected("a unit that is here"));
-            }
+        }
+        if part.units.iter().any(|(unit, _)| pool.owned.contains_key(unit)) {
+            return Err(PeerFault::Unexpected("a unit that is here"));
         }
         // What comes home for each own claim, all in all.
         let mut home: BTreeMap<Stamp, u64> = BTreeMap::new();

@@ -37,6 +37,8 @@ pub(super) struct Pool {
     pub(super) trails: BTreeMap<u32, Trail>,
     /// The pool's switchboard, if it is at this site.
     pub(super) board: Option<Board>,
+    /// Whether sites tell the switchboard when units arrive.
+    pub(super) notes: bool,
     /// The unit that was asked for last by this site's own knowledge.
     pub(super) probed: u32,
     /// Claims per unit that waited when this site last gave one away.
@@ -78,12 +80,13 @@ impl Pool {
             guests: BTreeMap::new(),
             trails: BTreeMap::new(),
             board: None,
+            notes: has_notes(units, sites),
             probed: 0,
             crowd: 0,
         };
         if switchboard(id, sites) == me {
             let owners = (0..units).map(|unit| first_owner(id, unit, sites));
-            pool.board = Some(Board::new(owners, sites));
+            pool.board = Some(Board::new(owners, sites, has_notes(units, sites)));
         }
         for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
             pool.own(unit, 0);
@@ -161,4 +164,11 @@ pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
 pub(super) fn first_owner(pool: PoolId, unit: u32, sites: u16) -> SiteId {
     let place = (u64::from(pool.0) + u64::from(unit)) % u64::from(sites);
     SiteId(u16::try_from(place).expect("below the number of sites"))
+}
+
+/// Whether sites tell the switchboard when units arrive. It costs a message for each move, and
+/// lets the board keep asks until their turn has nearly come, instead of lining them up behind
+/// units that may be late. With few sites or one unit the board is right without.
+pub(super) const fn has_notes(units: u32, sites: u16) -> bool {
+    units > 1 && sites >= 8
 }
