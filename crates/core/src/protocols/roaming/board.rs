@@ -200,11 +200,11 @@ impl Board {
         let best = usable.min_by_key(|&(&site, list)| {
             // Idle first; then of the right size; then what was asked for longest ago.
             let busy = spare(site) < count;
-            let recent = busy && list[count - 1] > half;
+            let recent = !self.notes && busy && list[count - 1] > half;
             (recent, busy, list.len() != count, list[count - 1])
         });
         let Some((&site, list)) = best else { return Vec::new() };
-        if spare(site) < count && list[count - 1] > half {
+        if !self.notes && spare(site) < count && list[count - 1] > half {
             return Vec::new();
         }
         list[..count].to_vec()
