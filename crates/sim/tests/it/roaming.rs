@@ -1,56 +1,88 @@
-use kofm_core::protocols::roaming::Roaming;
+//! `roaming`: every interleaving of small worlds, many seeds, and what the rules are for.
+
+use std::panic::catch_unwind;
+
+use kofm_core::protocols::roaming::{Roaming, Rules, Sound};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Demand, PoolId, Units};
+use kofm_core::{Cluster, Demand, PoolId, Protocol, Units};
 use kofm_sim::exhaustive::explore;
+use kofm_sim::faults::Fault;
+use kofm_sim::report::Report;
+use kofm_sim::seeded::{Blind, Setup, run};
+use kofm_sim::span::Span;
 use kofm_sim::world::Script;
 
-fn world(sites: u16, pools: &[u32], rounds: &[u32], demands: &[&[u32]]) -> (Cluster, Script) {
+/// The rules of large clusters, in small ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Noted;
+
+impl Rules for Noted {
+    const NOTES_FROM: u16 = 0;
+}
+
+/// A world, what its clients may do, and how many states it has, without and with notes.
+struct World {
+    name: &'static str,
+    cluster: Cluster,
+    script: Script,
+    states: [u64; 2],
+}
+
+fn world(
+    name: &'static str,
+    pools: &[u32],
+    rounds: &[u32],
+    demands: &[&[u32]],
+    states: [u64; 2],
+) -> World {
+    let sites = u16::try_from(rounds.len()).unwrap();
     let pools = pools.iter().copied().map(Units).collect();
-    let cluster = Cluster { sites, pools, topology: Topology::Full };
     let demand = |parts: &&[u32]| -> Demand {
         (0..).map(PoolId).zip(parts.iter().copied().map(Units)).collect()
     };
-    let script = Script {
-        rounds: rounds.to_vec(),
-        demands: demands.iter().map(demand).collect(),
-        slots: 1,
-        withdraw: false,
-        partial: false,
-    };
-    (cluster, script)
+    let mut script = Script::new(sites, 0, demands.iter().map(demand).collect());
+    script.rounds = rounds.to_vec();
+    script.withdraw = name.contains("withdraw");
+    script.partial = name.contains("part");
+    script.slots = if name.contains("slots") { 2 } else { 1 };
+    World { name, cluster: Cluster { sites, pools, topology: Topology::Full }, script, states }
 }
 
-fn states(name: &str, (cluster, script): &(Cluster, Script)) -> u64 {
-    let found = explore::<Roaming>(cluster, script, 3_000_000, |_| {});
+fn worlds() -> Vec<World> {
+    vec![
+        world("one unit", &[1], &[2, 2], &[&[1]], [0, 0]),
+        world("two units, withdraw, part", &[2], &[2, 2], &[&[1], &[2]], [0, 0]),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], &[&[1], &[2]], [0, 0]),
+        world("three units", &[3], &[2, 2], &[&[1], &[2], &[3]], [0, 0]),
+        world("two pools, withdraw", &[1, 1], &[2, 2], &[&[1], &[0, 1], &[1, 1]], [0, 0]),
+        world("two pools, withdraw, slots", &[1, 1], &[2, 2], &[&[1], &[0, 1], &[1, 1]], [0, 0]),
+        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], [0, 0]),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], [0, 0]),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], &[&[1], &[2]], [0, 0]),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], &[&[1], &[2]], [0, 0]),
+        world("3 sites, three units", &[3], &[1, 1, 1], &[&[1], &[2], &[3]], [0, 0]),
+        world("3 sites, two pools", &[1, 1], &[1, 1, 1], &[&[1], &[0, 1], &[1, 1]], [0, 0]),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], [0, 0]),
+    ]
+}
+
+fn states<R: Rules>(world: &World) -> u64 {
+    let found = explore::<Roaming<R>>(&world.cluster, &world.script, 2_000_000, |_| {});
     if let Some((violation, steps)) = found.violation {
-        for step in &steps { eprintln!("{step:?}"); }
-        panic!("{name}: {violation:?}");
+        for step in &steps {
+            eprintln!("{step:?}");
+        }
+        panic!("{}: {violation:?}", world.name);
     }
-    eprintln!("{name}: {} states, complete {}", found.states, found.complete);
+    assert!(found.complete, "{}: more than {} states", world.name, found.states);
     found.states
 }
 
 #[test]
-fn small_worlds() {
-    states("2x1", &world(2, &[1], &[2, 2], &[&[1]]));
-    states("3x1", &world(3, &[1], &[1, 1, 1], &[&[1]]));
-    let mut w = world(2, &[2], &[2, 2], &[&[1], &[2]]);
-    w.1.withdraw = true;
-    w.1.partial = true;
-    states("2x2 wp", &w);
-    w.1.slots = 2;
-    states("2x2 wp slots", &w);
-    states("2x3", &world(2, &[3], &[2, 2], &[&[1], &[2], &[3]]));
-    states("3x2", &world(3, &[2], &[1, 1, 1], &[&[1], &[2]]));
-    let mut w = world(3, &[1], &[2, 1, 1], &[&[1]]);
-    w.1.withdraw = true;
-    states("3x1 w", &w);
-    let mut w = world(2, &[1, 1], &[2, 2], &[&[1], &[0, 1], &[1, 1]]);
-    w.1.withdraw = true;
-    states("2 AND", &w);
-    w.1.slots = 2;
-    states("2 AND slots", &w);
-    states("3 AND", &world(3, &[1, 1], &[1, 1, 1], &[&[1], &[0, 1], &[1, 1]]));
-    states("3x3", &world(3, &[3], &[1, 1, 1], &[&[1], &[2], &[3]]));
-    states("3 2+1", &world(3, &[2, 1], &[1, 1, 1], &[&[1,1], &[2, 1], &[2]]));
+fn every_interleaving_of_small_worlds() {
+    for world in worlds() {
+        let found = [states::<Sound>(&world), states::<Noted>(&world)];
+        eprintln!("{:?} {found:?}", world.name);
+        //assert_eq!(found, world.states, "{}", world.name);
+    }
 }

@@ -66,7 +66,7 @@ pub struct Ask {
 }
 
 impl Pool {
-    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId) -> Self {
+    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId, notes: bool) -> Self {
         let mut pool = Self {
             id,
             capacity: units,
@@ -80,13 +80,13 @@ impl Pool {
             guests: BTreeMap::new(),
             trails: BTreeMap::new(),
             board: None,
-            notes: has_notes(units, sites),
+            notes,
             probed: 0,
             crowd: 0,
         };
         if switchboard(id, sites) == me {
             let owners = (0..units).map(|unit| first_owner(id, unit, sites));
-            pool.board = Some(Board::new(owners, sites, has_notes(units, sites)));
+            pool.board = Some(Board::new(owners, sites, notes));
         }
         for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
             pool.own(unit, 0);
@@ -164,11 +164,4 @@ pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
 pub(super) fn first_owner(pool: PoolId, unit: u32, sites: u16) -> SiteId {
     let place = (u64::from(pool.0) + u64::from(unit)) % u64::from(sites);
     SiteId(u16::try_from(place).expect("below the number of sites"))
-}
-
-/// Whether sites tell the switchboard when units arrive. It costs a message for each move, and
-/// lets the board keep asks until their turn has nearly come, instead of lining them up behind
-/// units that may be late. With few sites or one unit the board is right without.
-pub(super) const fn has_notes(units: u32, sites: u16) -> bool {
-    units > 1 && sites >= 8
 }
