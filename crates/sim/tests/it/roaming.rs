@@ -86,3 +86,65 @@ fn every_interleaving_of_small_worlds() {
         //assert_eq!(found, world.states, "{}", world.name);
     }
 }
+
+/// A workload that its seed decides: sites, pools, demands, load, faults, patience.
+fn any_setup(seed: u64, requests: u64) -> Setup {
+    let pick = |salt: u64, n: u64| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(salt * 77) >> 7) % n;
+    let sites = 2 + u16::try_from(pick(1, 8)).unwrap();
+    let units = 1 + u32::try_from(pick(2, 9)).unwrap();
+    let pools = if pick(3, 3) == 0 { vec![Units(units), Units(1 + units / 2)] } else { vec![Units(units)] };
+    let mut setup = Setup::new(Cluster { sites, pools, topology: Topology::Full });
+    setup.k = (1, 1 + u32::try_from(pick(4, 4)).unwrap());
+    setup.requests = requests;
+    setup.clients = 1 + u32::try_from(pick(5, 3)).unwrap();
+    setup.think = Span::Exponential([0.5, 5.0, 20.0][usize::try_from(pick(6, 3)).unwrap()]);
+    setup.hold = Span::Exponential([0.2, 1.0, 5.0][usize::try_from(pick(7, 3)).unwrap()]);
+    setup.delay = [Span::Uniform(0.5, 1.5), Span::Exponential(1.0)][usize::try_from(pick(8, 2)).unwrap()];
+    setup.patience = (pick(9, 3) == 0).then_some(Span::Exponential(10.0));
+    setup.partial = pick(10, 2) == 0;
+    if pick(11, 3) == 0 {
+        setup.faults = vec![Fault::Pause, Fault::Partition];
+    }
+    setup.seed = seed;
+    setup
+}
+
+fn clean<R: Rules>(setup: &Setup) -> Report {
+    let report = run::<Roaming<R>, _>(setup, &mut Blind);
+    assert!(
+        report.is_clean(),
+        "{setup:?}: {:?}, {} unserved",
+        report.violations,
+        report.unserved
+    );
+    report
+}
+
+#[test]
+fn thousands_of_seeds() {
+    for seed in 0..4_000 {
+        clean::<Sound>(&any_setup(seed, 100));
+        clean::<Noted>(&any_setup(seed, 100));
+    }
+}
+
+/// Two liveness bugs of earlier versions of this protocol fell only to millions of claims.
+#[test]
+fn a_million_claims() {
+    let mut granted = 0;
+    for seed in 0..500 {
+        granted += clean::<Sound>(&any_setup(10_000 + seed, 1_200)).grants();
+        granted += clean::<Noted>(&any_setup(10_000 + seed, 1_200)).grants();
+    }
+    assert!(granted > 1_000_000, "{granted}");
+}
+
+/// `cargo test --release -p kofm-sim --test it -- --ignored roaming`
+#[test]
+#[ignore = "takes half an hour"]
+fn a_hundred_million_claims() {
+    for seed in 0..50_000 {
+        clean::<Sound>(&any_setup(1_000_000 + seed, 1_000));
+        clean::<Noted>(&any_setup(1_000_000 + seed, 1_000));
+    }
+}
