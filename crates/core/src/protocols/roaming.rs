@@ -5,6 +5,7 @@
 //! TODO
 
 mod board;
+mod epoch;
 mod pool;
 mod queue;
 
@@ -17,9 +18,10 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 pub use self::board::Stock;
+pub use self::epoch::Survey;
 pub use self::pool::{Ask, Trail};
 use self::board::Board;
-use self::pool::{Pool, switchboard};
+use self::pool::Pool;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -224,7 +226,7 @@ impl<R: Rules> Protocol for Roaming<R> {
             }
             let due = u32::try_from(pool.due_up_to(claim)).unwrap_or(u32::MAX);
             if due > 0 {
-                block(switchboard(id, self.sites), due, None);
+                block(pool.desk, due, None);
             }
         }
         list
@@ -331,7 +333,7 @@ impl Pool {
     }
 
     /// Tells the switchboard that wants came home; it must not wait for them.
-    fn tell_done(&mut self, claim: Stamp, count: u32, sites: u16, turn: &mut Turn) {
+    fn tell_done(&mut self, claim: Stamp, count: u32, turn: &mut Turn) {
         if !self.notes {
             return;
         }
@@ -339,7 +341,7 @@ impl Pool {
             board.arrived(&[], &[(claim, count)]);
             turn.noted.push(self.id);
         } else {
-            let note = turn.part(switchboard(self.id, sites), self.id, claim);
+            let note = turn.part(self.desk, self.id, claim);
             merge(&mut note.done, claim, count);
         }
     }
@@ -401,7 +403,7 @@ impl<R: Rules> Roaming<R> {
         } else if let Some(&(claim, _)) = part.served.first()
             && pool.notes
         {
-            let note = turn.part(switchboard(part.pool, sites), part.pool, claim);
+            let note = turn.part(pool.desk, part.pool, claim);
             note.arrived.extend_from_slice(&part.units);
             for &(claim, count) in &part.served {
                 merge(&mut note.done, claim, count);
@@ -417,7 +419,7 @@ impl<R: Rules> Roaming<R> {
         for (claim, count) in part.wants {
             if claim.site == me {
                 pool.settle_due(claim, count);
-                pool.tell_done(claim, count, sites, turn);
+                pool.tell_done(claim, count, turn);
                 turn.short.push(part.pool);
             } else {
                 *pool.wants.entry(claim).or_default() += count;
@@ -594,7 +596,7 @@ impl<R: Rules> Roaming<R> {
 
     /// Sends wants of an own claim in search of units.
     fn ask(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
-        let board = switchboard(id, self.sites);
+        let board = self.pools[id.index()].desk;
         if turn.returned.contains(&(id, claim)) {
             let Some((unit, trail)) = self.probe(id) else {
                 // All units are here or on their way here, for younger claims of this site.
@@ -644,7 +646,7 @@ impl<R: Rules> Roaming<R> {
                 pool.trails.insert(unit, pool.trail(unit, sites).max(heard));
             }
             pool.settle_due(claim, ask.count);
-            pool.tell_done(claim, ask.count, sites, turn);
+            pool.tell_done(claim, ask.count, turn);
             turn.returned.push((id, claim));
             turn.short.push(id);
             let guests = core::mem::take(&mut pool.guests);
@@ -693,7 +695,7 @@ impl<R: Rules> Roaming<R> {
         let pool = &mut self.pools[id.index()];
         let mut stock = pool.stock();
         let Some(board) = &mut pool.board else {
-            turn.part(switchboard(id, self.sites), id, ask.claim).asks.push(ask);
+            turn.part(self.pools[id.index()].desk, id, ask.claim).asks.push(ask);
             return;
         };
         if ask.claim.site == me {

@@ -4,7 +4,7 @@ use std::panic::catch_unwind;
 
 use kofm_core::protocols::roaming::{Roaming, Rules, Sound};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Demand, PoolId, Protocol, Units};
+use kofm_core::{Cluster, Demand, PoolId, Units};
 use kofm_sim::exhaustive::explore;
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
@@ -147,4 +147,45 @@ fn a_hundred_million_claims() {
         clean::<Sound>(&any_setup(1_000_000 + seed, 1_000));
         clean::<Noted>(&any_setup(1_000_000 + seed, 1_000));
     }
+}
+
+/// Rules with one of them broken.
+macro_rules! mutants {
+    ($($name:ident: $rule:ident = $value:expr;)*) => {
+        $(
+            #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+            struct $name;
+
+            impl Rules for $name {
+                const NOTES_FROM: u16 = 8;
+                const $rule: bool = $value;
+            }
+        )*
+
+        /// The checker, or an assertion in the protocol, finds what is wrong without a rule.
+        #[test]
+        fn no_rule_can_be_left_out() {
+            $(assert!(is_caught::<$name>(), stringify!($name));)*
+        }
+    };
+}
+
+mutants! {
+    WantsStayBehind: WANTS_TRAVEL = false;
+    NeverWantsBack: WANTS_BACK = false;
+    LosesAsks: FOLLOWS = false;
+    GrantsTooEarly: ALL_POOLS = false;
+    KeepsWhatItGives: LETS_GO = false;
+    WaitsBehindYounger: BEHIND_YOUNGER = true;
+    NeverAsksAnew: ASKS_ANEW = false;
+}
+
+fn is_caught<R: Rules>() -> bool {
+    worlds().into_iter().any(|world| {
+        let found = catch_unwind(|| {
+            let found = explore::<Roaming<R>>(&world.cluster, &world.script, 300_000, |_| {});
+            found.violation.is_some()
+        });
+        found.unwrap_or(true)
+    })
 }

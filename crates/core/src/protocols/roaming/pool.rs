@@ -35,7 +35,9 @@ pub(super) struct Pool {
     pub(super) guests: BTreeMap<Stamp, Ask>,
     /// Where units went that are not here, as far as is known.
     pub(super) trails: BTreeMap<u32, Trail>,
-    /// The pool's switchboard, if it is at this site.
+    /// The site that has the pool's switchboard.
+    pub(super) desk: SiteId,
+    /// The switchboard, if it is at this site.
     pub(super) board: Option<Board>,
     /// Whether sites tell the switchboard when units arrive.
     pub(super) notes: bool,
@@ -79,12 +81,13 @@ impl Pool {
             due: BTreeMap::new(),
             guests: BTreeMap::new(),
             trails: BTreeMap::new(),
+            desk: switchboard(id, sites),
             board: None,
             notes,
             probed: 0,
             crowd: 0,
         };
-        if switchboard(id, sites) == me {
+        if pool.desk == me {
             let owners = (0..units).map(|unit| first_owner(id, unit, sites));
             pool.board = Some(Board::new(owners, sites, notes));
         }
@@ -155,7 +158,7 @@ impl Pool {
     }
 }
 
-/// The site that has the pool's switchboard.
+/// The site that has the pool's switchboard while no site has left.
 pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
     SiteId(pool.0 % sites)
 }
