@@ -15,7 +15,10 @@ const WAITING: u32 = 100_000;
 
 fn main() {
     for (sites, pools) in [(3, 1), (100, 1), (1_000, 1), (3, 1_000)] {
-        println!("{sites} sites, {pools} pools: {} ns per local claim and release", local(sites, pools, 0));
+        println!(
+            "{sites} sites, {pools} pools: {} ns per local claim and release",
+            local(sites, pools, 0)
+        );
     }
     println!("beside {WAITING} that wait in another pool: {} ns", local(3, 2, WAITING));
     let (claim, serve) = waiting();

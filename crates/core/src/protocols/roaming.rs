@@ -2,7 +2,75 @@
 //!
 //! # Idea
 //!
-//! TODO
+//! Every unit is owned by one site or on its way to one. A site grants from the units it owns,
+//! without a message; a claim that its site cannot serve sends out *wants*, one per unit that it
+//! lacks. A want stays with a unit until that unit is free for it, and goes where the unit goes;
+//! idle units serve wants and own claims in the order of their stamps.
+//!
+//! # Source
+//!
+//! Ours. Tokens as in Raynal 1990 (RR-1342), §7, a queue that travels with the token as in Suzuki
+//! and Kasami 1985, and asks that run after it as in Naimi and Trehel 1987.
+//!
+//! # Messages
+//!
+//! There is one message: all that a step has to say to one site, by pool.
+//!
+//! | part | from | to | meaning |
+//! | --- | --- | --- | --- |
+//! | `units`, `served` | owner | claimant | these are yours now, for these wants |
+//! | `wants` | owner | next owner | these want what goes with them |
+//! | `asks` | claimant | switchboard, then owners | wants in search of units |
+//! | `arrived`, `done` | claimant | switchboard | these units are here, these wants are over |
+//! | `stock` | anybody | switchboard | what the sender has |
+//!
+//! Each pool has a *switchboard* at one site, a different one for each pool. It knows about where
+//! units are, because it passes on the asks that move them. It grants nothing and need not be
+//! right: an ask that finds no unit follows the trail of the one that was there.
+//!
+//! # Cost
+//!
+//! Nothing for a claim that its site can serve. Otherwise, for one unit, an ask to the switchboard,
+//! one from there, and the unit: 3 messages, 2 where one of the three is the switchboard. From 8
+//! sites and 2 units on, a fourth tells the switchboard of the arrival; then it keeps asks back
+//! until their turn has nearly come. An ask that runs after a unit costs a message for each site
+//! on the trail, at most n−1 while the unit stays. A unit that is released goes straight to the
+//! oldest who wants it: one message per hand-over.
+//!
+//! # Assumes
+//!
+//! Reliable first-in first-out links between sites that do not crash. What to do when one leaves is
+//! `resume`. On other topologies than the full one its messages are routed.
+//!
+//! # Why it is safe
+//!
+//! Units are conserved: only the owner uses a unit or gives it away, and then it is the owner no
+//! more. Fences grow per unit, because the clock travels with it.
+//!
+//! Wants are conserved too. A claim's wants and the units of its site together are as many as it
+//! asks for, counting only wants as old as itself; when a unit leaves, its site wants it back in the
+//! same message if a claim there now lacks it. A want rests at a site that owns a unit for it: no
+//! claim has more wants at a site than that owns units, and those that would be too many go with
+//! the units that leave. An ask is kept back only behind an older claim: at a site to which that
+//! claim brings a unit, or at the switchboard until that claim is served.
+//!
+//! So look at the oldest claim that waits. Nobody keeps its asks back; where they rest, and at its
+//! own site, it is first for every unit that becomes idle, also for those that others have
+//! gathered; and what it has nobody takes. It is granted once the present holders release. Only
+//! finitely many claims are older than any claim, so everybody's turn comes.
+//!
+//! # What does not bounce
+//!
+//! A claim does not ask for units that its site has in use, if those and what is due cover all
+//! that waits there: it waits for them. So with demand everywhere units stay where they are, and
+//! move only to even out queues. Ranking all wants of a site by its oldest claim, or guessing from
+//! afar what it still lacks, makes units bounce or claims starve: a want has the stamp of its own
+//! claim, and only its own site changes their number.
+//!
+//! # Differs from the sources
+//!
+//! Many units, demands for several of several pools, strict order by stamp instead of by arrival,
+//! withdrawal: a want whose claim is gone brings a unit all the same, for the next one.
 
 mod board;
 mod epoch;
@@ -17,11 +85,11 @@ use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
+use self::board::Board;
 pub use self::board::Stock;
 pub use self::epoch::Survey;
-pub use self::pool::{Ask, Trail};
-use self::board::Board;
 use self::pool::Pool;
+pub use self::pool::{Ask, Trail};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -304,9 +372,6 @@ impl Turn {
     }
 }
 
-const NUM: u64 = 1;
-const DEN: u64 = 1;
-
 impl Pool {
     /// What own claims lack, beyond what is here and what is due to claims no younger.
     fn lacks(&self) -> Vec<(Stamp, u32)> {
@@ -323,12 +388,14 @@ impl Pool {
         list
     }
 
-    /// What a new claim asks for beyond what it cannot do without.
+    /// What a new claim asks for: all that waits here, beyond what is here or due. Less would do,
+    /// see `lacks`, but then a busy site would wait for its own few units while others have idle
+    /// ones.
     fn ambition(&self, claim: Stamp, units: u32) -> u32 {
         let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
         let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
         let covered = self.covered(claim);
-        let lack = (self.needed * NUM).saturating_sub(covered * DEN).div_ceil(NUM);
+        let lack = self.needed.saturating_sub(covered);
         u32::try_from(lack.min(elsewhere)).unwrap_or(u32::MAX).min(units)
     }
 
@@ -355,7 +422,7 @@ impl Pool {
     /// Keeps an ask until a unit arrives.
     fn keep(&mut self, ask: Ask) {
         match self.guests.get_mut(&ask.claim) {
-            Some(guest) => guest.count += ask.count,
+            Some(guest) => guest.count = guest.count.saturating_add(ask.count),
             None => drop(self.guests.insert(ask.claim, ask)),
         }
     }
@@ -598,8 +665,14 @@ impl<R: Rules> Roaming<R> {
     fn ask(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
         let board = self.pools[id.index()].desk;
         if turn.returned.contains(&(id, claim)) {
-            let Some((unit, trail)) = self.probe(id) else {
-                // All units are here or on their way here, for younger claims of this site.
+            // A claim has one want per unit: where every unit elsewhere has one, the rest can only
+            // wait for a unit that is on its way here, or lost and made anew here.
+            let pool = &self.pools[id.index()];
+            let others = (0..pool.capacity).filter(|unit| !pool.owned.contains_key(unit));
+            let away = others.filter(|&unit| pool.trail(unit, self.sites).site != self.me);
+            let placed = u64::from(pool.due[&claim] - count);
+            let probed = if away.count() as u64 > placed { self.probe(id) } else { None };
+            let Some((unit, trail)) = probed else {
                 let pool = &mut self.pools[id.index()];
                 let unit = (0..pool.capacity).find(|unit| !pool.owned.contains_key(unit));
                 let unit = unit.expect("a claim that lacks units does not own them all");
@@ -672,7 +745,10 @@ impl<R: Rules> Roaming<R> {
         let Some((unit, heard)) = ask.follow else { return self.route(id, ask, turn) };
         if pool.owned.contains_key(&unit) {
             // Every unit here has a want of this claim already: another one must do.
-            let (unit, trail) = self.probe(id).expect("a claim wants no more than there is");
+            let Some((unit, trail)) = self.probe(id) else {
+                // The others come here too, or are lost and will be made anew here.
+                return self.pools[id.index()].keep(ask);
+            };
             ask.follow = Some((unit, trail));
             turn.part(trail.site, id, claim).asks.push(ask);
             return;
@@ -740,10 +816,10 @@ impl<R: Rules> Roaming<R> {
         if !message.parts.is_sorted_by(|a, b| a.pool < b.pool) {
             return Err(PeerFault::Unexpected("pools out of order"));
         }
-        message.parts.iter().try_for_each(|part| self.check_part(part))
+        message.parts.iter().try_for_each(|part| self.check_part(from, part))
     }
 
-    fn check_part(&self, part: &Part) -> Result<(), PeerFault> {
+    fn check_part(&self, from: SiteId, part: &Part) -> Result<(), PeerFault> {
         let pool = self.pools.get(part.pool.index());
         let pool = pool.ok_or(PeerFault::UnknownPool(part.pool))?;
         if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
@@ -786,9 +862,11 @@ impl<R: Rules> Roaming<R> {
         }
         for ask in &part.asks {
             self.check_site(ask.claim.site)?;
-            let guest = pool.guests.get(&ask.claim).map_or(0, |guest| guest.count);
-            if ask.count == 0 || ask.count > pool.capacity - guest {
+            if ask.count == 0 || ask.count > pool.capacity {
                 return Err(PeerFault::TooManyUnits(ask.claim));
+            }
+            if ask.follow.is_none() && (ask.claim.site != from || pool.desk != self.me) {
+                return Err(PeerFault::ForeignClaim(ask.claim));
             }
             if let Some((unit, trail)) = ask.follow {
                 self.check_site(trail.site)?;

@@ -119,7 +119,8 @@ impl Board {
 
     /// Takes in an ask.
     pub(super) fn hold(&mut self, claim: Stamp, count: u32) {
-        *self.held.entry(claim).or_default() += count;
+        let held = self.held.entry(claim).or_default();
+        *held = held.saturating_add(count);
     }
 
     /// Chooses units for the asks whose turn has nearly come, and for each the site to ask.
@@ -150,12 +151,7 @@ impl Board {
     /// Units that end up at the same site are released together, and arrive together. A claim for
     /// two that takes them from two sites leaves the first idle until the second comes; so pairs
     /// are kept together where that does not make them busier than the rest.
-    fn choose(
-        &self,
-        claim: Stamp,
-        count: usize,
-        place: &impl Fn(u32) -> SiteId,
-    ) -> Vec<usize> {
+    fn choose(&self, claim: Stamp, count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
         let elsewhere = |&i: &usize| {
             let slot = &self.slots[i];
             self.end(slot, place) != claim.site && self.before(slot, claim, place) != claim.site
@@ -184,12 +180,7 @@ impl Board {
     }
 
     /// So many of these slots at one site, where they are idle or not busier than most.
-    fn together(
-        &self,
-        open: &[usize],
-        count: usize,
-        place: &impl Fn(u32) -> SiteId,
-    ) -> Vec<usize> {
+    fn together(&self, open: &[usize], count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
         let mut groups: BTreeMap<SiteId, Vec<usize>> = BTreeMap::new();
         for &i in open {
             groups.entry(self.end(&self.slots[i], place)).or_default().push(i);
@@ -214,14 +205,14 @@ impl Board {
     fn before(&self, slot: &Slot, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> SiteId {
         // Without notes the board does not know who was served, and goes by what it hears of the
         // crowd.
-        let waiting = if self.notes { usize::MAX } else { 2 * self.crowd + 1 };
+        let waiting = if self.notes { usize::MAX } else { self.crowd.saturating_mul(2) + 1 };
         let served = slot.asked.len().saturating_sub(waiting);
         let (served, waiting) = slot.asked.split_at(served);
         if !self.notes && waiting.len() <= 1 {
             return self.end(slot, place);
         }
         let older = waiting.iter().filter(|&&asked| asked < claim).max();
-        older.or(served.last()).map_or_else(|| self.base(slot, place), |older| older.site)
+        older.or_else(|| served.last()).map_or_else(|| self.base(slot, place), |older| older.site)
     }
 
     /// The site where a unit ends up when everybody has had it.
@@ -263,9 +254,8 @@ impl Slot {
     /// All claims of `site` that are older than `oldest` have been served, and so have those that
     /// came before them.
     fn served(&mut self, site: SiteId, oldest: Option<Stamp>) {
-        let done = |claim: &Stamp| {
-            claim.site == site && oldest.is_none_or(|oldest| *claim < oldest)
-        };
+        let done =
+            |claim: &Stamp| claim.site == site && oldest.is_none_or(|oldest| *claim < oldest);
         let Some(at) = self.asked.iter().rposition(done) else { return };
         let last = self.asked[at];
         let mut i = 0;

@@ -110,7 +110,8 @@ impl<R: Rules> Roaming<R> {
             let i = survey.trails.binary_search_by_key(&unit, |trail| trail.0).ok()?;
             Some(survey.trails[i].1)
         });
-        let first = Trail { hops: 0, site: super::pool::first_owner(unit.pool, unit.number, self.sites) };
+        let first =
+            Trail { hops: 0, site: super::pool::first_owner(unit.pool, unit.number, self.sites) };
         let last = known.fold(first, Trail::max);
         let gone = !surveys.contains_key(&last.site);
         let site = if gone { desk } else { last.site };
@@ -138,7 +139,8 @@ impl<R: Rules> Roaming<R> {
         let (me, sites) = (self.me, self.sites);
         let pool = &mut self.pools[id.index()];
         pool.desk = desk;
-        let owner = |unit| if pool.owned.contains_key(&unit) { me } else { pool.trail(unit, sites).site };
+        let owner =
+            |unit| if pool.owned.contains_key(&unit) { me } else { pool.trail(unit, sites).site };
         let board = Board::new((0..pool.capacity).map(owner), sites, pool.notes);
         pool.board = (desk == me).then_some(board);
     }

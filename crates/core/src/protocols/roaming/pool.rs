@@ -129,11 +129,11 @@ impl Pool {
     /// What it tells the switchboard.
     pub(super) fn stock(&self) -> Stock {
         let guests = self.guests.values().map(|ask| ask.count);
-        let wanted: u32 = self.wants.values().copied().chain(guests).sum();
-        let due: u32 = self.due.values().sum();
+        let wanted = self.wants.values().copied().chain(guests).fold(0, u32::saturating_add);
+        let due = self.due.values().copied().fold(0, u32::saturating_add);
         Stock {
             spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
-            own: (self.count() + due).saturating_sub(wanted),
+            own: self.count().saturating_add(due).saturating_sub(wanted),
             oldest: self.due.first_key_value().map(|(&claim, _)| claim),
             crowd: self.crowd,
         }

@@ -113,12 +113,6 @@ impl Queue {
         self.settle();
     }
 
-    /// Fewer idle units.
-    pub(super) fn shrink(&mut self, units: u64) {
-        self.idle -= units;
-        self.settle();
-    }
-
     /// Moves the front back while too much is before it, then forward while more fits.
     fn settle(&mut self) {
         while self.sum > self.idle {
