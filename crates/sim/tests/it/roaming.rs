@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 
 use hashbrown::HashSet;
-use kofm_core::protocols::roaming::{Roaming, Rules, Sound};
+use kofm_core::protocols::roaming::{Ask, Message, Part, Roaming, Rules, Sound, Stock, Trail};
 use kofm_core::topology::Topology;
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, PoolId, Protocol, SiteId, Unit, Units,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, PoolId, Protocol, SiteId, Stamp,
+    Unit, Units, step,
 };
 use kofm_sim::exhaustive::explore;
 use kofm_sim::faults::Fault;
@@ -319,4 +320,69 @@ fn run_to_rest(world: &mut Cast<Roaming>, gone: Option<SiteId>, script: &Script)
         world.apply(site, input, &mut Effects::default()).unwrap();
     }
     panic!("no end: {world:?}");
+}
+
+/// What no correct site says is refused, and nothing changes.
+#[test]
+fn nonsense_is_refused() {
+    let cluster = Cluster::new(3, 3);
+    let mut site = Roaming::<Sound>::new(SiteId(1), &cluster);
+    let mine = Stamp { time: 1, site: SiteId(1) };
+    let other = Stamp { time: 1, site: SiteId(2) };
+    let stock = Stock { spare: 0, own: 0, oldest: None, crowd: 0 };
+    let part = Part {
+        pool: PoolId(0),
+        stock,
+        units: Vec::new(),
+        served: Vec::new(),
+        wants: Vec::new(),
+        asks: Vec::new(),
+        arrived: Vec::new(),
+        done: Vec::new(),
+    };
+    let trail = Trail { hops: 0, site: SiteId(0) };
+    let ask = |claim, count, follow| Ask { claim, count, follow };
+    let nowhere = Trail { hops: 0, site: SiteId(9) };
+    let far = Stamp { time: 1, site: SiteId(9) };
+    let wrong = [
+        Part { pool: PoolId(1), ..part.clone() },
+        Part { units: vec![(0, 1)], ..part.clone() },
+        Part { units: vec![(7, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![(1, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![(0, 1)], served: vec![(other, 1)], ..part.clone() },
+        Part { units: vec![(0, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { wants: vec![(other, 1)], ..part.clone() },
+        Part { asks: vec![ask(other, 0, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 4, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(far, 1, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, Some((0, nowhere)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, Some((5, trail)))], ..part.clone() },
+        Part { asks: vec![ask(mine, 1, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, None)], ..part.clone() },
+        Part { arrived: vec![(9, 1)], ..part },
+    ];
+    let before = site.clone();
+    for part in wrong {
+        let message = Message { parts: vec![part.clone()] };
+        let mut clock = Clock::default();
+        let input = Input::Deliver { from: SiteId(2), clock, message };
+        let result = step(&mut site, &mut clock, input, &mut Effects::default());
+        assert!(result.is_err(), "{part:?}");
+        assert_eq!(site, before, "{part:?}");
+    }
+}
+
+/// Three sites that always want the only unit: each release hands it on with one message, and
+/// nothing else is said but the asks.
+#[test]
+fn one_message_hands_a_unit_on() {
+    let mut setup = Setup::new(Cluster::new(3, 1));
+    setup.think = Span::Constant(0.1);
+    setup.hold = Span::Constant(5.0);
+    setup.requests = 3_000;
+    let report = clean::<Sound>(&setup);
+    // An ask, its way from the switchboard for two thirds of them at most, and the unit.
+    assert!(report.messages_per_grant().mean < 3.0, "{:?}", report.messages_per_grant());
+    // The unit is idle for one delay between two uses of 5.
+    assert!(report.wait_mean() < 13.1, "{}", report.wait_mean());
 }
