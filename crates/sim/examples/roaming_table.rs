@@ -4,9 +4,9 @@
 //!
 //! The workload, as far as the note tells it: one-way delay 1 (uniform 0.5..1.5), hold 5
 //! (exponential), 1 or 2 units per claim, a closed load of about 10 clients per 3 units but at
-//! least one per site, with a think time such that the clients ask for 0.2, 0.5 or 1.5 times the capacity. With
-//! a hot site, 80 % of the demand is there. Its numbers for `permission` come out close to the
-//! note's, which are printed too, as are the note's two versions of `roaming`.
+//! least one per site, with a think time such that the clients ask for 0.2, 0.5 or 1.5 times the
+//! capacity. With a hot site, 80 % of the demand is there. Its numbers for `permission` come out
+//! close to the note's, which are printed too, as are the note's two versions of `roaming`.
 
 use std::io::{Write, stdout};
 
@@ -85,7 +85,8 @@ fn row(base: &Report, ours: &Report, note: &[f64; 6]) -> String {
     let ratio = ours.wait_mean() / base.wait_mean();
     let clean = if ours.is_clean() { "" } else { " NOT CLEAN" };
     format!(
-        "{b:>6.2} {:>6.2} | {o:>6.2} {:>6.2} {ratio:>6.2} | {:>5.2} w{:<5} {:>5.2} w{:<5} {:>5.2} w{}{clean}",
+        "{b:>6.2} {:>6.2} | {o:>6.2} {:>6.2} {ratio:>6.2} | \
+         {:>5.2} w{:<5} {:>5.2} w{:<5} {:>5.2} w{}{clean}",
         base.wait_mean(),
         ours.wait_mean(),
         note[0],

@@ -73,14 +73,14 @@
 //! withdrawal: a want whose claim is gone brings a unit all the same, for the next one.
 
 mod board;
+mod check;
 mod epoch;
 mod pool;
 mod queue;
+mod rules;
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::fmt::Debug;
-use core::hash::Hash;
 use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
@@ -90,8 +90,9 @@ pub use self::board::Stock;
 pub use self::epoch::Survey;
 use self::pool::Pool;
 pub use self::pool::{Ask, Trail};
+pub use self::rules::{Rules, Sound};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
-use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
+use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// The protocol at one site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -102,38 +103,6 @@ pub struct Roaming<R = Sound> {
     /// Own claims, waiting and held.
     claims: BTreeMap<Stamp, Own>,
     rules: PhantomData<R>,
-}
-
-/// The rules that the checker varies: to see small worlds in which the switchboard is told of
-/// arrivals, and to see that it finds what is wrong without a rule.
-pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
-    /// The number of sites from which on the switchboard is told of arrivals.
-    const NOTES_FROM: u16;
-    /// Wants go with the units that leave.
-    const WANTS_TRAVEL: bool = true;
-    /// A site that still waits wants back the unit that it yields.
-    const WANTS_BACK: bool = true;
-    /// An ask that finds nothing is passed on.
-    const FOLLOWS: bool = true;
-    /// A claim is granted when all its pools allow it, not when one does.
-    const ALL_POOLS: bool = true;
-    /// What is given away is no longer owned.
-    const LETS_GO: bool = true;
-    /// Wants that came home are asked anew.
-    const ASKS_ANEW: bool = true;
-    /// An ask may wait behind a younger claim.
-    const BEHIND_YOUNGER: bool = false;
-}
-
-/// The rules as they are meant.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Sound;
-
-impl Rules for Sound {
-    /// A note costs a message for each move, and lets the board keep asks until their turn has
-    /// nearly come, instead of lining them up behind units that may be late. With few sites the
-    /// board is right without.
-    const NOTES_FROM: u16 = 8;
 }
 
 /// One of the site's own claims.
@@ -805,89 +774,6 @@ impl<R: Rules> Roaming<R> {
                 turn.part(site, id, claim).asks.push(ask);
             }
         }
-    }
-
-    /// Refuses what no correct site says, before anything is changed.
-    fn check(&self, from: SiteId, message: &Message) -> Result<(), PeerFault> {
-        self.check_site(from)?;
-        if from == self.me {
-            return Err(PeerFault::UnknownSite(from));
-        }
-        if !message.parts.is_sorted_by(|a, b| a.pool < b.pool) {
-            return Err(PeerFault::Unexpected("pools out of order"));
-        }
-        message.parts.iter().try_for_each(|part| self.check_part(from, part))
-    }
-
-    fn check_part(&self, from: SiteId, part: &Part) -> Result<(), PeerFault> {
-        let pool = self.pools.get(part.pool.index());
-        let pool = pool.ok_or(PeerFault::UnknownPool(part.pool))?;
-        if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
-            return Err(PeerFault::Unexpected("units out of order"));
-        }
-        for &(unit, hops) in part.units.iter().chain(&part.arrived) {
-            if unit >= pool.capacity || hops >= Clock::LIMIT {
-                return Err(PeerFault::Unexpected("a unit that does not exist"));
-            }
-        }
-        if part.units.iter().any(|(unit, _)| pool.owned.contains_key(unit)) {
-            return Err(PeerFault::Unexpected("a unit that is here"));
-        }
-        // What comes home for each own claim, all in all.
-        let mut home: BTreeMap<Stamp, u64> = BTreeMap::new();
-        let mut served = 0;
-        for list in [&part.served, &part.wants] {
-            if !list.is_sorted_by(|a, b| a.0 < b.0) {
-                return Err(PeerFault::Unexpected("claims out of order"));
-            }
-        }
-        for &(claim, count) in &part.served {
-            if claim.site != self.me {
-                return Err(PeerFault::ForeignClaim(claim));
-            }
-            served += u64::from(count);
-            *home.entry(claim).or_default() += u64::from(count);
-        }
-        if served != part.units.len() as u64 {
-            return Err(PeerFault::Unexpected("units that nobody wanted"));
-        }
-        for &(claim, count) in &part.wants {
-            self.check_site(claim.site)?;
-            if u64::from(count) > served || count == 0 {
-                return Err(PeerFault::TooManyUnits(claim));
-            }
-            if claim.site == self.me {
-                *home.entry(claim).or_default() += u64::from(count);
-            }
-        }
-        for ask in &part.asks {
-            self.check_site(ask.claim.site)?;
-            if ask.count == 0 || ask.count > pool.capacity {
-                return Err(PeerFault::TooManyUnits(ask.claim));
-            }
-            if ask.follow.is_none() && (ask.claim.site != from || pool.desk != self.me) {
-                return Err(PeerFault::ForeignClaim(ask.claim));
-            }
-            if let Some((unit, trail)) = ask.follow {
-                self.check_site(trail.site)?;
-                if unit >= pool.capacity || trail.hops >= Clock::LIMIT {
-                    return Err(PeerFault::Unexpected("a unit that does not exist"));
-                }
-            }
-            if ask.claim.site == self.me {
-                *home.entry(ask.claim).or_default() += u64::from(ask.count);
-            }
-        }
-        for (claim, count) in home {
-            if count == 0 || count > pool.due.get(&claim).map_or(0, |&due| u64::from(due)) {
-                return Err(PeerFault::TooManyUnits(claim));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_site(&self, site: SiteId) -> Result<(), PeerFault> {
-        if site.0 < self.sites { Ok(()) } else { Err(PeerFault::UnknownSite(site)) }
     }
 }
 

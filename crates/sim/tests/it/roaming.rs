@@ -1,5 +1,7 @@
 //! `roaming`: every interleaving of small worlds, many seeds, and what the rules are for.
 
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 
