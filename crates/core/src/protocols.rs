@@ -47,6 +47,8 @@ macro_rules! protocols {
 }
 
 protocols! {
+    /// Units live where they are used; the default.
+    roaming::Roaming;
     /// Raynal 1990 §3 and §6: ask everybody, count what they have.
     permission::Permission;
     /// Raynal 1990 §5.1, corrected: do not ask whom you know to be using.

@@ -229,8 +229,7 @@ impl Permission {
         gathered: Vec<Ahead>,
         out: &mut EffectsOf<Self>,
     ) {
-        let onward =
-            if self.routes.is_ring() { Vec::new() } else { self.routes.onward(from) };
+        let onward = if self.routes.is_ring() { Vec::new() } else { self.routes.onward(from) };
         for &site in &onward {
             let request = Message::Request { claim, demand: demand.clone(), gathered: Vec::new() };
             out.send(site, claim, request);

@@ -194,9 +194,8 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         self.last = claim.time;
         let alone = self.ledger.claims().len() == 0;
         let others = (0..self.sites).map(SiteId).filter(|&site| site != self.me());
-        let may_skip = |&site: &SiteId| {
-            alone && !self.crowded.contains(site) && self.knows(site, &demand)
-        };
+        let may_skip =
+            |&site: &SiteId| alone && !self.crowded.contains(site) && self.knows(site, &demand);
         let (skipped, asked): (Vec<_>, Vec<_>) = others.partition(may_skip);
         for &site in &asked {
             out.send(site, claim, Message::Request { claim, demand: demand.clone(), alone });

@@ -329,13 +329,7 @@ impl<R: Rules> Quorum<R> {
     }
 
     /// Counts a grant. A claim that is over, or held without it, has no use for it.
-    fn on_grant(
-        &mut self,
-        arbiter: SiteId,
-        claim: Stamp,
-        pool: PoolId,
-        out: &mut EffectsOf<Self>,
-    ) {
+    fn on_grant(&mut self, arbiter: SiteId, claim: Stamp, pool: PoolId, out: &mut EffectsOf<Self>) {
         let Some(seat) = self.seat(pool, arbiter) else { return };
         let ballot = self.claims.get_mut(&claim);
         if ballot.is_some_and(|ballot| ballot.grant::<R>(pool, seat, arbiter)) {
@@ -410,7 +404,8 @@ impl<R: Rules> Quorum<R> {
                 sense(arbiter.is_recalled(claim, attempt), "a yield that was not asked for")
             }
             Message::Reduce { units, .. } => {
-                let had = known.ok_or(PeerFault::Unexpected("less of a claim that is not known"))?;
+                let had =
+                    known.ok_or(PeerFault::Unexpected("less of a claim that is not known"))?;
                 if units.is_zero() || units >= had {
                     return Err(PeerFault::TooManyUnits(claim));
                 }

@@ -280,9 +280,7 @@ impl<R: Reading> Protocol for QuorumAsPrinted<R> {
             return Vec::new();
         }
         let missing = self.r.iter().copied().filter(|&w| !self.grant.contains(w));
-        missing
-            .map(|site| Blocker { site, pool: PoolId(0), units: self.m, claim: None })
-            .collect()
+        missing.map(|site| Blocker { site, pool: PoolId(0), units: self.m, claim: None }).collect()
     }
 
     fn is_at_rest(&self) -> bool {

@@ -45,12 +45,7 @@ pub(super) struct Ruling {
 
 impl Arbiter {
     pub(super) const fn new(capacity: Units) -> Self {
-        Self {
-            capacity,
-            used: Units::ZERO,
-            granted: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-        }
+        Self { capacity, used: Units::ZERO, granted: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -1,0 +1,170 @@
+//! What a site knows of one pool: the units it owns, who wants them, what it is owed.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::board::{Board, Stock};
+use super::queue::Queue;
+use crate::types::{PoolId, SiteId, Stamp};
+
+/// One pool at one site.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Pool {
+    pub(super) id: PoolId,
+    /// Units in the whole cluster.
+    pub(super) capacity: u32,
+    /// The units that this site owns, with the moves that each has made.
+    pub(super) owned: BTreeMap<u32, u64>,
+    /// Those of them that nobody uses, the least recently used first.
+    pub(super) idle: VecDeque<u32>,
+    /// Own claims that wait, and wants of others, oldest first. Invariant: it counts as many idle
+    /// units as there are.
+    pub(super) queue: Queue,
+    /// Wants of others that are in the queue. Invariant: for each claim no more than are owned
+    /// here, so that every want has a unit that will be free for it.
+    pub(super) wants: BTreeMap<Stamp, u32>,
+    /// Own claims that wait, by the units that they ask for.
+    pub(super) needs: BTreeMap<u32, BTreeSet<Stamp>>,
+    /// The units that they ask for, all in all.
+    pub(super) needed: u64,
+    /// Wants of this site that are elsewhere. Invariant: with the owned units, those up to each
+    /// waiting claim are as many as it asks for.
+    pub(super) due: BTreeMap<Stamp, u32>,
+    /// Asks of others that stay until a unit that is on its way here arrives.
+    pub(super) guests: BTreeMap<Stamp, Ask>,
+    /// Where units went that are not here, as far as is known.
+    pub(super) trails: BTreeMap<u32, Trail>,
+    /// The site that has the pool's switchboard.
+    pub(super) desk: SiteId,
+    /// The switchboard, if it is at this site.
+    pub(super) board: Option<Board>,
+    /// Whether sites tell the switchboard when units arrive.
+    pub(super) notes: bool,
+    /// The unit that was asked for last by this site's own knowledge.
+    pub(super) probed: u32,
+    /// Claims per unit that waited when this site last gave one away.
+    pub(super) crowd: u32,
+}
+
+/// Where a unit went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Trail {
+    /// The moves it had made when it arrived there.
+    pub hops: u64,
+    /// The site that it was given to.
+    pub site: SiteId,
+}
+
+/// Wants in search of units.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ask {
+    /// The claim that lacks units.
+    pub claim: Stamp,
+    /// How many.
+    pub count: u32,
+    /// The unit to follow, and where it was; none where the switchboard has to choose.
+    pub follow: Option<(u32, Trail)>,
+}
+
+impl Pool {
+    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId, notes: bool) -> Self {
+        let mut pool = Self {
+            id,
+            capacity: units,
+            owned: BTreeMap::new(),
+            idle: VecDeque::new(),
+            queue: Queue::default(),
+            wants: BTreeMap::new(),
+            needs: BTreeMap::new(),
+            needed: 0,
+            due: BTreeMap::new(),
+            guests: BTreeMap::new(),
+            trails: BTreeMap::new(),
+            desk: switchboard(id, sites),
+            board: None,
+            notes,
+            probed: 0,
+            crowd: 0,
+        };
+        if pool.desk == me {
+            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
+            pool.board = Some(Board::new(owners, sites, notes));
+        }
+        for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
+            pool.own(unit, 0);
+        }
+        pool
+    }
+
+    /// Owns a unit from now on, idle.
+    pub(super) fn own(&mut self, unit: u32, hops: u64) {
+        self.owned.insert(unit, hops);
+        self.trails.remove(&unit);
+        self.idle.push_back(unit);
+        self.queue.grow(1);
+    }
+
+    /// How many units it owns.
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.owned.len()).expect("a pool has fewer than 2^32 units")
+    }
+
+    /// Units that this site owns or is owed for claims up to this one.
+    pub(super) fn covered(&self, claim: Stamp) -> u64 {
+        u64::from(self.count()) + self.due_up_to(claim)
+    }
+
+    /// Units that this site is owed for claims up to this one.
+    pub(super) fn due_up_to(&self, claim: Stamp) -> u64 {
+        self.due.range(..=claim).map(|(_, &units)| u64::from(units)).sum()
+    }
+
+    /// Where a unit that is not here was last heard of.
+    pub(super) fn trail(&self, unit: u32, sites: u16) -> Trail {
+        let first = || Trail { hops: 0, site: first_owner(self.id, unit, sites) };
+        self.trails.get(&unit).copied().unwrap_or_else(first)
+    }
+
+    /// What it tells the switchboard.
+    pub(super) fn stock(&self) -> Stock {
+        let guests = self.guests.values().map(|ask| ask.count);
+        let wanted = self.wants.values().copied().chain(guests).fold(0, u32::saturating_add);
+        let due = self.due.values().copied().fold(0, u32::saturating_add);
+        Stock {
+            spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
+            own: self.count().saturating_add(due).saturating_sub(wanted),
+            oldest: self.due.first_key_value().map(|(&claim, _)| claim),
+            crowd: self.crowd,
+        }
+    }
+
+    /// Takes wants out of a claim's account.
+    pub(super) fn settle_due(&mut self, claim: Stamp, count: u32) {
+        let due = self.due.get_mut(&claim).expect("checked: no more comes than is due");
+        *due -= count;
+        if *due == 0 {
+            self.due.remove(&claim);
+        }
+    }
+
+    /// Takes wants of another site away.
+    pub(super) fn drop_wants(&mut self, claim: Stamp, count: u32) {
+        let wants = self.wants.get_mut(&claim).expect("only wants that are here are taken");
+        *wants -= count;
+        if *wants == 0 {
+            self.wants.remove(&claim);
+        }
+    }
+}
+
+/// The site that has the pool's switchboard while no site has left.
+pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
+    SiteId(pool.0 % sites)
+}
+
+/// The site that owns a unit at the start: they are dealt out one by one, from the switchboard on.
+pub(super) fn first_owner(pool: PoolId, unit: u32, sites: u16) -> SiteId {
+    let place = (u64::from(pool.0) + u64::from(unit)) % u64::from(sites);
+    SiteId(u16::try_from(place).expect("below the number of sites"))
+}

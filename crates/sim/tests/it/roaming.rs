@@ -1,0 +1,389 @@
+//! `roaming`: every interleaving of small worlds, many seeds, and what the rules are for.
+
+#![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
+
+use std::collections::BTreeMap;
+use std::panic::catch_unwind;
+
+use hashbrown::HashSet;
+use kofm_core::protocols::roaming::{Ask, Message, Part, Roaming, Rules, Sound, Stock, Trail};
+use kofm_core::{
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, PoolId, Protocol, SiteId, Stamp,
+    Unit, Units, step,
+};
+use kofm_sim::exhaustive::explore;
+use kofm_sim::faults::Fault;
+use kofm_sim::report::Report;
+use kofm_sim::seeded::{Blind, Setup, run};
+use kofm_sim::span::Span;
+use kofm_sim::world::{Action, Script, World as Cast};
+use rustc_hash::FxBuildHasher;
+
+/// The rules of large clusters, in small ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Noted;
+
+impl Rules for Noted {
+    const NOTES_FROM: u16 = 0;
+}
+
+/// A world, what its clients may do, and how many states it has, without and with notes.
+struct World {
+    name: &'static str,
+    cluster: Cluster,
+    script: Script,
+    states: [u64; 2],
+}
+
+fn world(
+    name: &'static str,
+    pools: &[u32],
+    rounds: &[u32],
+    demands: &[&[u32]],
+    states: [u64; 2],
+) -> World {
+    let sites = u16::try_from(rounds.len()).unwrap();
+    let pools = pools.iter().copied().map(Units).collect();
+    let demand = |parts: &&[u32]| -> Demand {
+        (0..).map(PoolId).zip(parts.iter().copied().map(Units)).collect()
+    };
+    let mut script = Script::new(sites, 0, demands.iter().map(demand).collect());
+    script.rounds = rounds.to_vec();
+    script.withdraw = name.contains("withdraw");
+    script.partial = name.contains("part");
+    script.slots = if name.contains("slots") { 2 } else { 1 };
+    World { name, cluster: Cluster { pools, ..Cluster::new(sites, 1) }, script, states }
+}
+
+fn worlds() -> Vec<World> {
+    vec![
+        world("one unit", &[1], &[2, 2], &[&[1]], [97, 97]),
+        world("two units, withdraw, part", &[2], &[2, 2], &[&[1], &[2]], [9_230, 26_480]),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], &[&[1], &[2]], [46_555, 95_087]),
+        world("three units", &[3], &[2, 2], &[&[1], &[2], &[3]], [4_048, 8_759]),
+        world("two pools, withdraw", &[1, 1], &[2, 2], &[&[1], &[0, 1], &[1, 1]], [11_036, 11_036]),
+        world(
+            "two pools, withdraw, slots",
+            &[1, 1],
+            &[2, 2],
+            &[&[1], &[0, 1], &[1, 1]],
+            [39_196, 39_196],
+        ),
+        world(
+            "pools of 2 and 1, part",
+            &[2, 1],
+            &[2, 2],
+            &[&[2, 1], &[1, 1], &[1]],
+            [12_967, 27_437],
+        ),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], [1_795, 1_795]),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], &[&[1], &[2]], [10_702, 44_509]),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], &[&[1], &[2]], [9_502, 26_445]),
+        world("3 sites, three units", &[3], &[1, 1, 1], &[&[1], &[2], &[3]], [13_019, 91_922]),
+        world(
+            "3 sites, two pools",
+            &[1, 1],
+            &[1, 1, 1],
+            &[&[1], &[0, 1], &[1, 1]],
+            [11_636, 11_636],
+        ),
+        world(
+            "3 sites, pools of 2 and 1",
+            &[2, 1],
+            &[1, 1, 1],
+            &[&[1, 1], &[2, 1], &[2]],
+            [44_299, 152_604],
+        ),
+    ]
+}
+
+fn states<R: Rules>(world: &World) -> u64 {
+    let found = explore::<Roaming<R>>(&world.cluster, &world.script, 2_000_000, |_| {});
+    if let Some((violation, steps)) = found.violation {
+        for step in &steps {
+            eprintln!("{step:?}");
+        }
+        panic!("{}: {violation:?}", world.name);
+    }
+    assert!(found.complete, "{}: more than {} states", world.name, found.states);
+    found.states
+}
+
+#[test]
+fn every_interleaving_of_small_worlds() {
+    for world in worlds() {
+        let found = [states::<Sound>(&world), states::<Noted>(&world)];
+        assert_eq!(found, world.states, "{}", world.name);
+    }
+}
+
+/// A workload that its seed decides: sites, pools, demands, load, faults, patience.
+fn any_setup(seed: u64, requests: u64) -> Setup {
+    let pick =
+        |salt: u64, n: u64| (seed.wrapping_mul(0x9E37_79B9).wrapping_add(salt * 77) >> 7) % n;
+    let sites = 2 + u16::try_from(pick(1, 8)).unwrap();
+    let units = 1 + u32::try_from(pick(2, 9)).unwrap();
+    let pools =
+        if pick(3, 3) == 0 { vec![Units(units), Units(1 + units / 2)] } else { vec![Units(units)] };
+    let mut setup = Setup::new(Cluster { pools, ..Cluster::new(sites, 1) });
+    setup.k = (1, 1 + u32::try_from(pick(4, 4)).unwrap());
+    setup.requests = requests;
+    setup.clients = 1 + u32::try_from(pick(5, 3)).unwrap();
+    setup.think = Span::Exponential([0.5, 5.0, 20.0][usize::try_from(pick(6, 3)).unwrap()]);
+    setup.hold = Span::Exponential([0.2, 1.0, 5.0][usize::try_from(pick(7, 3)).unwrap()]);
+    setup.delay =
+        [Span::Uniform(0.5, 1.5), Span::Exponential(1.0)][usize::try_from(pick(8, 2)).unwrap()];
+    setup.patience = (pick(9, 3) == 0).then_some(Span::Exponential(10.0));
+    setup.partial = pick(10, 2) == 0;
+    if pick(11, 3) == 0 {
+        setup.faults = vec![Fault::Pause, Fault::Partition];
+    }
+    setup.seed = seed;
+    setup
+}
+
+fn clean<R: Rules>(setup: &Setup) -> Report {
+    let report = run::<Roaming<R>, _>(setup, &mut Blind);
+    assert!(report.is_clean(), "{setup:?}: {:?}, {} unserved", report.violations, report.unserved);
+    report
+}
+
+#[test]
+fn thousands_of_seeds() {
+    for seed in 0..4_000 {
+        clean::<Sound>(&any_setup(seed, 100));
+        clean::<Noted>(&any_setup(seed, 100));
+    }
+}
+
+/// Two liveness bugs of earlier versions of this protocol fell only to millions of claims.
+#[test]
+fn a_million_claims() {
+    let mut granted = 0;
+    for seed in 0..500 {
+        granted += clean::<Sound>(&any_setup(10_000 + seed, 1_200)).grants();
+        granted += clean::<Noted>(&any_setup(10_000 + seed, 1_200)).grants();
+    }
+    assert!(granted > 1_000_000, "{granted}");
+}
+
+/// `cargo test --release -p kofm-sim --test it -- --ignored roaming`
+#[test]
+#[ignore = "takes half an hour"]
+fn a_hundred_million_claims() {
+    for seed in 0..50_000 {
+        clean::<Sound>(&any_setup(1_000_000 + seed, 1_000));
+        clean::<Noted>(&any_setup(1_000_000 + seed, 1_000));
+    }
+}
+
+/// Rules with one of them broken.
+macro_rules! mutants {
+    ($($name:ident: $rule:ident = $value:expr;)*) => {
+        $(
+            #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+            struct $name;
+
+            impl Rules for $name {
+                const NOTES_FROM: u16 = 8;
+                const $rule: bool = $value;
+            }
+        )*
+
+        /// The checker, or an assertion in the protocol, finds what is wrong without a rule.
+        #[test]
+        fn no_rule_can_be_left_out() {
+            $(assert!(is_caught::<$name>(), stringify!($name));)*
+        }
+    };
+}
+
+mutants! {
+    WantsStayBehind: WANTS_TRAVEL = false;
+    NeverWantsBack: WANTS_BACK = false;
+    LosesAsks: FOLLOWS = false;
+    GrantsTooEarly: ALL_POOLS = false;
+    KeepsWhatItGives: LETS_GO = false;
+    WaitsBehindYounger: BEHIND_YOUNGER = true;
+    NeverAsksAnew: ASKS_ANEW = false;
+}
+
+fn is_caught<R: Rules>() -> bool {
+    worlds().into_iter().any(|world| {
+        let found = catch_unwind(|| {
+            let found = explore::<Roaming<R>>(&world.cluster, &world.script, 300_000, |_| {});
+            found.violation.is_some()
+        });
+        found.unwrap_or(true)
+    })
+}
+
+/// At every moment of a small world, nobody or one site leaves; no unit is doubled, none is lost
+/// but those that the departed may use, and everybody who is left is served.
+#[test]
+fn sites_may_leave_at_any_moment() {
+    let mut moments = 0;
+    for (units, demands) in [(1, vec![1]), (2, vec![1, 2])] {
+        let cluster = Cluster::new(3, units);
+        let demands = demands.into_iter().map(|k| Demand::one(PoolId(0), k)).collect();
+        let script = Script::new(3, 1, demands);
+        let mut seen = HashSet::with_hasher(FxBuildHasher);
+        let mut todo = vec![Cast::<Roaming>::new(&cluster, &script)];
+        while let Some(world) = todo.pop() {
+            if !seen.insert(world.clone()) {
+                continue;
+            }
+            for gone in [None, Some(SiteId(0)), Some(SiteId(1)), Some(SiteId(2))] {
+                change_epoch(world.clone(), gone, units, &script);
+                moments += 1;
+            }
+            for action in world.enabled(&script) {
+                let mut next = world.clone();
+                let (site, input) = next.input(action, &script);
+                next.apply(site, input, &mut Effects::default()).unwrap();
+                todo.push(next);
+            }
+        }
+    }
+    assert_eq!(moments, 9_996);
+}
+
+fn change_epoch(mut world: Cast<Roaming>, gone: Option<SiteId>, units: u32, script: &Script) {
+    let left: Vec<SiteId> = (0..3).map(SiteId).filter(|&site| Some(site) != gone).collect();
+    for link in &mut world.links {
+        link.clear();
+    }
+    let survey = |&site: &SiteId| (site, world.locals[site.index()].protocol.survey());
+    let surveys: BTreeMap<SiteId, _> = left.iter().map(survey).collect();
+    let mut lost = Vec::new();
+    for &site in &left {
+        lost.push(drive(&mut world, site, |site, out| site.resume(&surveys, out)));
+    }
+    assert!(lost.iter().all(|list| *list == lost[0]), "everybody comes to the same");
+    assert_conserved(&world, &left, &lost[0], units);
+    run_to_rest(&mut world, gone, script);
+    for &unit in &lost[0] {
+        for &site in &left {
+            drive(&mut world, site, |site, out| site.recreate(unit, out));
+        }
+    }
+    assert_conserved(&world, &left, &[], units);
+    run_to_rest(&mut world, gone, script);
+    for &site in &left {
+        let local = &world.locals[site.index()];
+        assert!(local.claims.is_empty() && local.rounds == 0, "{site} waits for ever: {local:?}");
+        assert!(local.protocol.is_at_rest(), "{local:?}");
+    }
+}
+
+/// Every unit is at one survivor, on its way to one, or known to be lost.
+fn assert_conserved(world: &Cast<Roaming>, left: &[SiteId], lost: &[Unit], units: u32) {
+    let owned = left.iter().flat_map(|site| world.locals[site.index()].protocol.survey().owned);
+    let mut all: Vec<u32> = owned.map(|(unit, _)| unit.number).collect();
+    for (_, message) in world.links.iter().flatten() {
+        let parts = message.parts.iter().flat_map(|part| &part.units);
+        all.extend(parts.map(|&(unit, _)| unit));
+    }
+    all.extend(lost.iter().map(|unit| unit.number));
+    all.sort_unstable();
+    assert_eq!(all, (0..units).collect::<Vec<_>>());
+}
+
+/// Lets a site do something outside the inputs, and carries out what comes of it.
+fn drive<T>(
+    world: &mut Cast<Roaming>,
+    site: SiteId,
+    act: impl FnOnce(&mut Roaming, &mut EffectsOf<Roaming>) -> T,
+) -> T {
+    let local = &mut world.locals[site.index()];
+    let mut out = Effects::at(Clock { time: local.time, fence: 0 });
+    let result = act(&mut local.protocol, &mut out);
+    for effect in out.drain() {
+        if let Effect::Grant { claim, .. } = effect {
+            let client = local.claims.iter_mut().find(|client| client.claim == claim).unwrap();
+            client.held = true;
+        } else if let Effect::Send { to, clock, message, .. } = effect {
+            world.links[site.index() * 3 + to.index()].push_back((clock.time, message));
+        }
+    }
+    result
+}
+
+/// One thing after another, until nothing can happen; the departed do nothing.
+fn run_to_rest(world: &mut Cast<Roaming>, gone: Option<SiteId>, script: &Script) {
+    let here = |action: &Action<()>| match *action {
+        Action::Local(site, _) => Some(site) != gone,
+        Action::Deliver { to, .. } => Some(to) != gone,
+    };
+    for _ in 0..1_000 {
+        let Some(action) = world.enabled(script).into_iter().rfind(here) else { return };
+        let (site, input) = world.input(action, script);
+        world.apply(site, input, &mut Effects::default()).unwrap();
+    }
+    panic!("no end: {world:?}");
+}
+
+/// What no correct site says is refused, and nothing changes.
+#[test]
+fn nonsense_is_refused() {
+    let cluster = Cluster::new(3, 3);
+    let mut site = Roaming::<Sound>::new(SiteId(1), &cluster);
+    let mine = Stamp { time: 1, site: SiteId(1) };
+    let other = Stamp { time: 1, site: SiteId(2) };
+    let stock = Stock { spare: 0, own: 0, oldest: None, crowd: 0 };
+    let part = Part {
+        pool: PoolId(0),
+        stock,
+        units: Vec::new(),
+        served: Vec::new(),
+        wants: Vec::new(),
+        asks: Vec::new(),
+        arrived: Vec::new(),
+        done: Vec::new(),
+    };
+    let trail = Trail { hops: 0, site: SiteId(0) };
+    let ask = |claim, count, follow| Ask { claim, count, follow };
+    let nowhere = Trail { hops: 0, site: SiteId(9) };
+    let far = Stamp { time: 1, site: SiteId(9) };
+    let wrong = [
+        Part { pool: PoolId(1), ..part.clone() },
+        Part { units: vec![(0, 1)], ..part.clone() },
+        Part { units: vec![(7, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![(1, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![(0, 1)], served: vec![(other, 1)], ..part.clone() },
+        Part { units: vec![(0, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part { wants: vec![(other, 1)], ..part.clone() },
+        Part { asks: vec![ask(other, 0, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 4, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(far, 1, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, Some((0, nowhere)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, Some((5, trail)))], ..part.clone() },
+        Part { asks: vec![ask(mine, 1, Some((0, trail)))], ..part.clone() },
+        Part { asks: vec![ask(other, 1, None)], ..part.clone() },
+        Part { arrived: vec![(9, 1)], ..part },
+    ];
+    let before = site.clone();
+    for part in wrong {
+        let message = Message { parts: vec![part.clone()] };
+        let mut clock = Clock::default();
+        let input = Input::Deliver { from: SiteId(2), clock, message };
+        let result = step(&mut site, &mut clock, input, &mut Effects::default());
+        assert!(result.is_err(), "{part:?}");
+        assert_eq!(site, before, "{part:?}");
+    }
+}
+
+/// Three sites that always want the only unit: each release hands it on with one message, and
+/// nothing else is said but the asks.
+#[test]
+fn one_message_hands_a_unit_on() {
+    let mut setup = Setup::new(Cluster::new(3, 1));
+    setup.think = Span::Constant(0.1);
+    setup.hold = Span::Constant(5.0);
+    setup.requests = 3_000;
+    let report = clean::<Sound>(&setup);
+    // An ask, its way from the switchboard for two thirds of them at most, and the unit.
+    assert!(report.messages_per_grant().mean < 3.0, "{:?}", report.messages_per_grant());
+    // The unit is idle for one delay between two uses of 5.
+    assert!(report.wait_mean() < 13.1, "{}", report.wait_mean());
+}
