@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use kofm_core::{Cluster, Demand, PoolId, Protocol, Units, Visitor};
 use kofm_sim::exhaustive::{Exploration, explore};
@@ -11,7 +10,7 @@ use kofm_sim::visit_on;
 use kofm_sim::world::Script;
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::lab::{self, Lab};
 use crate::output::{Progress, WholeFile, grouped, say};
 
@@ -64,17 +63,17 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = args.lab.kind()?;
     if !kind.profile().full_service && (args.slots > 1 || args.withdraw || args.partial) {
-        return Err(Failure::usage(format!(
+        return Err(Exit::usage(format!(
             "{} is a published listing: one claim per site, no withdrawal, no partial release",
             kind.name()
         )));
     }
     let cluster = args.lab.cluster()?;
     if cluster.sites > 64 {
-        return Err(Failure::usage("--sites: the checker takes at most 64, and hopes for 3"));
+        return Err(Exit::usage("--sites: the checker takes at most 64, and hopes for 3"));
     }
     let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1);
     let (low, high) = args.lab.amounts(args.k.as_deref(), (1, most))?;
@@ -93,13 +92,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// One pool: each amount. Several: each amount or nothing of each, but not nothing of all.
-fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Failure> {
+fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> {
     const MOST: usize = 10_000;
     let mut list: Vec<Vec<(PoolId, Units)>> = vec![Vec::new()];
     for (pool, units) in (0..).map(PoolId).zip(&cluster.pools) {
         let amounts: Vec<u32> = (low.min(units.0)..=high.min(units.0)).collect();
         if list.len().saturating_mul(amounts.len() + 1) > MOST {
-            return Err(Failure::usage(format!("more than {MOST} demands to try: narrow --k")));
+            return Err(Exit::usage(format!("more than {MOST} demands to try: narrow --k")));
         }
         let with = |parts: &Vec<(PoolId, Units)>, k: u32| {
             parts.iter().copied().chain([(pool, Units(k))]).collect()
@@ -121,7 +120,7 @@ struct Run<'a> {
 }
 
 impl Visitor for Run<'_> {
-    type Output = Result<ExitCode, Failure>;
+    type Output = Result<(), Exit>;
 
     fn visit<P: Protocol>(self) -> Self::Output {
         let progress = self.progress;
@@ -130,7 +129,7 @@ impl Visitor for Run<'_> {
         progress.clear();
         if let (Some(file), Some((_, steps))) = (self.file, &found.violation) {
             let mut file = file;
-            let broken = |error: std::io::Error| Failure::negative(format!("--trace: {error}"));
+            let broken = |error: std::io::Error| Exit::negative(format!("--trace: {error}"));
             let header = Header::new(P::NAME, self.cluster);
             let mut writer = Writer::new(&mut file.sink, &header).map_err(broken)?;
             steps.iter().try_for_each(|step| writer.step(step)).map_err(broken)?;
@@ -144,7 +143,7 @@ impl Visitor for Run<'_> {
             let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
             eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
         }
-        Ok(ExitCode::from(u8::from(found.violation.is_some())))
+        if found.violation.is_none() { Ok(()) } else { Err(Exit::silent()) }
     }
 }
 

@@ -5,7 +5,7 @@ use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Kind, PoolId, SiteId, Units};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::topology;
 
 /// A protocol and the cluster that it runs in.
@@ -45,23 +45,23 @@ fn construction(name: &str) -> Result<Construction, String> {
 
 impl Lab {
     /// The protocol asked for.
-    pub(crate) fn kind(&self) -> Result<Kind, Failure> {
+    pub(crate) fn kind(&self) -> Result<Kind, Exit> {
         let kind = Kind::named(&self.protocol).ok_or_else(|| {
             let names: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
             let (asked, names) = (&self.protocol, names.join(", "));
-            Failure::usage(format!("there is no protocol `{asked}`: use one of {names}"))
+            Exit::usage(format!("there is no protocol `{asked}`: use one of {names}"))
         })?;
         if self.units.len() > 1 && !kind.profile().full_service {
             let name = kind.name();
-            return Err(Failure::usage(format!("{name} knows one pool only: give one --units")));
+            return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
         }
         Ok(kind)
     }
 
     /// The cluster asked for.
-    pub(crate) fn cluster(&self) -> Result<Cluster, Failure> {
+    pub(crate) fn cluster(&self) -> Result<Cluster, Exit> {
         if self.units.len() > 1_000 {
-            return Err(Failure::usage("--units: at most 1,000 pools"));
+            return Err(Exit::usage("--units: at most 1,000 pools"));
         }
         let topology = topology::parse(&self.topology, self.sites)?;
         let mut cluster = Cluster {
@@ -75,7 +75,7 @@ impl Lab {
     }
 
     /// Puts down what was said about arbiters, if anything was and if it can be done.
-    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Failure> {
+    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
         let said = Arbitration {
             construction: self.construction,
             crashes: self.crashes,
@@ -86,7 +86,7 @@ impl Lab {
         }
         let pools = (0..).map(PoolId).take(self.units.len());
         cluster.arbitration = pools.map(|pool| (pool, said.clone())).collect();
-        RequestSets::check(cluster).map_err(|(_, error)| Failure::usage(error.to_string()))
+        RequestSets::check(cluster).map_err(|(_, error)| Exit::usage(error.to_string()))
     }
 
     /// The shape as the user named it, where it is not the usual one.
@@ -103,14 +103,14 @@ impl Lab {
         &self,
         text: Option<&str>,
         default: (u32, u32),
-    ) -> Result<(u32, u32), Failure> {
+    ) -> Result<(u32, u32), Exit> {
         let Some(text) = text else { return Ok(default) };
         let (low, high) = text.split_once("..").unwrap_or((text, text));
         let parse = |part: &str| part.parse::<u32>().ok();
         let most = self.units.iter().copied().max().unwrap_or(1);
         match (parse(low), parse(high)) {
             (Some(low), Some(high)) if 1 <= low && low <= high && high <= most => Ok((low, high)),
-            _ => Err(Failure::usage(format!(
+            _ => Err(Exit::usage(format!(
                 "--k {text}: write K or A..B with 1 <= A <= B <= {most}, the units of the pool"
             ))),
         }

@@ -1,25 +1,34 @@
-//! The command line of kofm. Each subcommand is a file; this one only lists them.
+//! `kofm`: k units out of M, shared by every machine you own, with no master.
 
+mod ask;
+mod bench;
 mod check;
-mod failure;
+mod exit;
+mod extras;
+mod guard;
 mod lab;
+mod log;
 mod output;
+mod pool;
 mod protocols;
 mod quorums;
 mod replay;
+mod run;
+mod serve;
 mod sim;
+mod top;
 mod topology;
+mod up;
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use crate::failure::USAGE;
+use crate::exit::Exit;
 
-/// Shares k units out of M among many machines, with no master.
+/// Share k units out of M among all your machines, with no master.
 #[derive(Debug, Parser)]
-#[command(name = "kofm", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "kofm", version, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,6 +36,35 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a whole cluster in this process, to try things out
+    Up(up::Up),
+    /// Run one site of a cluster
+    Serve(serve::Serve),
+    /// Explain every mistake in a configuration file
+    CheckConfig(serve::CheckConfig),
+    /// Run a command while holding units
+    Run(run::Run),
+    /// Wait for units and print the lease
+    Acquire(ask::Acquire),
+    /// Renew a lease
+    Renew(ask::Renew),
+    /// Give a lease back
+    Release(ask::Release),
+    /// Show pools and who holds their units
+    Status(ask::Status),
+    /// Show who waits
+    Queue(ask::Queue),
+    /// Say what a request waits for
+    Explain(ask::Explain),
+    /// Show what happened lately
+    History(ask::History),
+    /// Show the sites
+    Members(ask::Members),
+    /// Watch pools, leases and the queue
+    Top(top::Top),
+    /// Make, change, list and remove pools
+    #[command(subcommand)]
+    Pool(pool::Pool),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -37,24 +75,74 @@ enum Command {
     Protocols(protocols::Args),
     /// Compare request sets for the quorum protocols
     Quorums(quorums::Args),
+    /// Measure a cluster
+    Bench(bench::Bench),
+    /// Print a completion script for a shell
+    Completions(extras::Completions),
+    /// Write manual pages
+    Man(extras::Man),
+    #[command(name = "__guard", hide = true)]
+    Guard(guard::Guard),
 }
 
+impl Command {
+    fn run(self) -> Result<(), Exit> {
+        match self {
+            Self::Up(up) => up.run(),
+            Self::Serve(serve) => serve.run(),
+            Self::CheckConfig(check) => check.run(),
+            Self::Run(run) => run.run(),
+            Self::Acquire(acquire) => acquire.run(),
+            Self::Renew(renew) => renew.run(),
+            Self::Release(release) => release.run(),
+            Self::Status(status) => status.run(),
+            Self::Queue(queue) => queue.run(),
+            Self::Explain(explain) => explain.run(),
+            Self::History(history) => history.run(),
+            Self::Members(members) => members.run(),
+            Self::Top(top) => top.run(),
+            Self::Pool(pool) => pool.run(),
+            Self::Sim(args) => sim::run(&args),
+            Self::Check(args) => check::run(&args),
+            Self::Replay(args) => replay::run(&args),
+            Self::Protocols(args) => {
+                protocols::run(&args);
+                Ok(())
+            }
+            Self::Quorums(args) => quorums::run(&args),
+            Self::Bench(bench) => bench.run(),
+            Self::Completions(completions) => {
+                completions.run();
+                Ok(())
+            }
+            Self::Man(man) => man.run(),
+            Self::Guard(guard) => guard.run(),
+        }
+    }
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool or malformed demand;
+69 no site reachable; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 124 --wait ran out.
+The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN.";
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let result = match Cli::try_parse() {
+        Ok(cli) => cli.command.run(),
         Err(error) => {
-            // A closed pipe while printing help is nobody's fault.
-            let _closed = error.print();
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return if asked { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
+            let usage = if error.use_stderr() { 64 } else { 0 };
+            // Where not even the usage can be printed, the exit code still says it.
+            drop(error.print());
+            return ExitCode::from(usage);
         }
     };
-    let result = match cli.command {
-        Command::Sim(args) => sim::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Replay(args) => replay::run(&args),
-        Command::Protocols(args) => Ok(protocols::run(&args)),
-        Command::Quorums(args) => quorums::run(&args),
-    };
-    result.unwrap_or_else(|failure| failure.report())
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(exit) => {
+            if !exit.message.is_empty() {
+                eprintln!("kofm: {}", exit.message);
+            }
+            ExitCode::from(exit.code)
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 
 /// Prints to standard output; a reader that has gone away ends the program quietly, as pipes do.
 pub(crate) fn say(text: &str) {
@@ -80,23 +80,23 @@ pub(crate) struct WholeFile {
 }
 
 impl WholeFile {
-    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn create(path: &Path) -> Result<Self, Exit> {
         let name = path.file_name().ok_or_else(|| {
-            Failure::usage(format!("--trace: {} does not name a file", path.display()))
+            Exit::usage(format!("--trace: {} does not name a file", path.display()))
         })?;
         let mut partial = name.to_owned();
         partial.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(partial);
         let file = File::create(&partial).map_err(|error| {
-            Failure::usage(format!("--trace: cannot write {}: {error}", path.display()))
+            Exit::usage(format!("--trace: cannot write {}: {error}", path.display()))
         })?;
         Ok(Self { path: path.to_owned(), partial, sink: BufWriter::new(file) })
     }
 
-    pub(crate) fn finish(mut self) -> Result<(), Failure> {
+    pub(crate) fn finish(mut self) -> Result<(), Exit> {
         let done = self.sink.flush().and_then(|()| std::fs::rename(&self.partial, &self.path));
         done.map_err(|error| {
-            Failure::negative(format!("cannot write {}: {error}", self.path.display()))
+            Exit::negative(format!("cannot write {}: {error}", self.path.display()))
         })
     }
 }

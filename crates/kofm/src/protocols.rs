@@ -1,7 +1,6 @@
 //! `kofm protocols`: what there is to choose from.
 
 use std::fmt::Write as _;
-use std::process::ExitCode;
 
 use kofm_core::Kind;
 use serde_json::{Value, json};
@@ -16,11 +15,11 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &Args) {
     if args.json {
         let list: Vec<Value> = Kind::ALL.iter().map(|&kind| document(kind)).collect();
         say(&format!("{}\n", json!(list)));
-        return ExitCode::SUCCESS;
+        return;
     }
     let mut text = String::new();
     for kind in Kind::ALL {
@@ -29,7 +28,6 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let _ = writeln!(text, "{:<28} {}; {}", "", profile.source, price(*kind));
     }
     say(&text);
-    ExitCode::SUCCESS
 }
 
 /// The price for a cluster of nine, as an example that can be compared.

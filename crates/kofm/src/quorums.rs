@@ -1,11 +1,10 @@
 //! `kofm quorums`: whom to ask, the constructions side by side.
 
 use std::fmt::Write as _;
-use std::process::ExitCode;
 
 use kofm_core::quorums::{Comparison, Row, compare};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::output::say;
 
 const EXAMPLES: &str = "\
@@ -32,11 +31,11 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let comparison = compare(args.sites, args.units, args.crashes)
-        .map_err(|error| Failure::usage(error.to_string()))?;
+        .map_err(|error| Exit::usage(error.to_string()))?;
     say(&if args.json { to_json(&comparison) } else { to_text(&comparison) });
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn to_text(comparison: &Comparison) -> String {

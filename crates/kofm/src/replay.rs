@@ -3,13 +3,12 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use kofm_core::{Kind, Protocol, Visitor};
 use kofm_sim::trace::{self, Header};
 use kofm_sim::visit_on;
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::output::{grouped, say};
 
 /// Every step is taken again by the protocol's own code; the first one whose effects are not
@@ -24,21 +23,21 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let path = args.file.display();
     let file = File::open(&args.file)
-        .map_err(|error| Failure::usage(format!("cannot read {path}: {error}")))?;
+        .map_err(|error| Exit::usage(format!("cannot read {path}: {error}")))?;
     let mut source = BufReader::new(file);
     let header = trace::read_header(&mut source)
-        .map_err(|problem| Failure::usage(format!("{path}: {problem}")))?;
+        .map_err(|problem| Exit::usage(format!("{path}: {problem}")))?;
     let kind = Kind::named(&header.protocol).ok_or_else(|| {
-        Failure::usage(format!("{path}: there is no protocol `{}`", header.protocol))
+        Exit::usage(format!("{path}: there is no protocol `{}`", header.protocol))
     })?;
     let replay = Replay { header: &header, source, quiet: args.quiet };
     let steps = visit_on(kind, &header.cluster.topology, replay)
-        .map_err(|problem| Failure::negative(format!("{path}: {problem}")))?;
+        .map_err(|problem| Exit::negative(format!("{path}: {problem}")))?;
     eprintln!("{} steps, all as recorded", grouped(steps));
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 struct Replay<'a, R> {

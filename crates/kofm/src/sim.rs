@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use kofm_core::{Kind, Protocol, SiteId, Visitor};
 use kofm_sim::faults::Fault;
@@ -12,7 +11,7 @@ use kofm_sim::span::Span;
 use kofm_sim::trace::{Header, Step, Writer};
 use kofm_sim::visit_on;
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 use crate::lab::{self, Lab};
 use crate::output::{Progress, WholeFile, grouped, say};
 
@@ -80,7 +79,7 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = args.lab.kind()?;
     let setup = setup(args, kind)?;
     let mut progress = Progress::new(args.json);
@@ -99,10 +98,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         let ms = wall.as_millis();
         eprintln!("{} events in {ms} ms, {rate:.1e} per second", grouped(report.events));
     }
-    Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    if report.is_clean() { Ok(()) } else { Err(Exit::silent()) }
 }
 
-fn setup(args: &Args, kind: Kind) -> Result<Setup, Failure> {
+fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
     let profile = kind.profile();
     for fault in &args.faults {
         if !profile.survives.contains(&fault.name()) {
@@ -111,20 +110,20 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Failure> {
                 names => names.join(", "),
             };
             let name = kind.name();
-            return Err(Failure::usage(format!(
+            return Err(Exit::usage(format!(
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
         }
     }
     if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
-        return Err(Failure::usage(format!(
+        return Err(Exit::usage(format!(
             "{} is a published listing: one claim per site, no withdrawal, no partial release",
             kind.name()
         )));
     }
     let cluster = args.lab.cluster()?;
     if u64::from(args.clients) * u64::from(cluster.sites) > 10_000_000 {
-        return Err(Failure::usage("--clients: at most 10,000,000 over all sites"));
+        return Err(Exit::usage("--clients: at most 10,000,000 over all sites"));
     }
     Ok(Setup {
         k: args.lab.amounts(args.k.as_deref(), (1, 1))?,
@@ -143,7 +142,7 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Failure> {
     })
 }
 
-fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>, Failure> {
+fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>, Exit> {
     let parse = |text: &String| {
         let (site, factor) = text.split_once('=')?;
         let site = site.strip_prefix('s').unwrap_or(site).parse().ok().filter(|&s| s < sites)?;
@@ -153,7 +152,7 @@ fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>
     let one = |text| {
         parse(text).ok_or_else(|| {
             let last = sites - 1;
-            Failure::usage(format!(
+            Exit::usage(format!(
                 "{flag} {text}: write SITE=FACTOR with a site from 0 to {last} \
                  and a factor from 0.001 to 1000000"
             ))
@@ -169,14 +168,14 @@ struct Run<'a> {
 }
 
 impl Visitor for Run<'_> {
-    type Output = Result<Report, Failure>;
+    type Output = Result<Report, Exit>;
 
     fn visit<P: Protocol>(self) -> Self::Output {
         let mut watch = Watch { progress: self.progress, total: self.setup.requests };
         let Some(mut file) = self.file else {
             return Ok(seeded::run::<P, _>(self.setup, &mut watch));
         };
-        let broken = |error: std::io::Error| Failure::negative(format!("--trace: {error}"));
+        let broken = |error: std::io::Error| Exit::negative(format!("--trace: {error}"));
         let header = Header::new(P::NAME, &self.setup.cluster);
         let writer = Writer::new(&mut file.sink, &header).map_err(broken)?;
         let mut recorder = Recorder { writer, watch, error: None };

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 use kofm_core::SiteId;
 use kofm_core::topology::{Graph, Topology};
 
-use crate::failure::Failure;
+use crate::exit::Exit;
 
 /// The largest topology file that is read.
 const FILE_LIMIT: u64 = 16 << 20;
 
 /// Reads what `--topology` says.
-pub(crate) fn parse(text: &str, sites: u16) -> Result<Topology, Failure> {
+pub(crate) fn parse(text: &str, sites: u16) -> Result<Topology, Exit> {
     match text {
         "full" => Ok(Topology::Full),
         "ring" => Ok(Topology::Ring),
         "tree" => Ok(Topology::Tree),
         path => read(path, sites).map_err(|problem| {
-            Failure::usage(format!(
+            Exit::usage(format!(
                 "--topology {path}: {problem}\n\
                  use full, ring, tree, or a file with a link such as `0 1` on each line \
                  (sites from 0, # begins a comment)"

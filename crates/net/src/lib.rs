@@ -1,1 +1,31 @@
+//! A kofm site: everything that touches a network.
+//!
+//! ```text
+//!  clients ── http ──┐                        ┌── link ── session ── TCP ── other sites
+//!                    ├── one task: the site ──┤
+//!  programs ── Site ─┘   protocols, clock,    └── link ── session ── TCP ── other sites
+//!                        requests, leases
+//! ```
+//!
+//! One task owns the protocols; around it tasks only move frames and calls through bounded queues.
 
+pub mod api;
+mod boottime;
+pub mod client;
+pub mod config;
+pub mod duration;
+mod engine;
+mod fast;
+pub mod http;
+mod incarnation;
+mod link;
+mod names;
+mod random;
+pub mod session;
+mod site;
+pub mod wire;
+
+pub use boottime::Moment;
+pub use fast::{FastClient, FastLease};
+pub use incarnation::{IdentityError, StateDir};
+pub use site::{Held, Site, StartError};

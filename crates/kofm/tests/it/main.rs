@@ -1,5 +1,9 @@
-//! kofm from outside, as a user meets it.
+//! End to end: real processes, real sockets, the commands that people type.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
-
+mod abuse;
+mod guard;
+mod harness;
 mod lab;
+mod links;
+mod scenarios;

@@ -1,0 +1,489 @@
+//! Commands that ask a site: acquire, renew, release, status, queue, explain, history, members.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::Args;
+use kofm_net::api::{self, State, Submit, Want};
+use kofm_net::client::{Address, Client};
+use kofm_net::duration;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT, UNREACHABLE, USAGE};
+
+/// Where the site is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Server {
+    /// The site: http://HOST:PORT or unix:PATH
+    #[arg(long, env = "KOFM_ADDR", default_value = "http://127.0.0.1:7600")]
+    pub addr: String,
+}
+
+impl Server {
+    pub(crate) fn client(&self) -> Result<Client, Exit> {
+        let address = Address::parse(&self.addr).map_err(|text| Exit::new(USAGE, text))?;
+        Ok(Client::new(address, std::env::var("KOFM_TOKEN").ok()))
+    }
+
+    /// Runs a future with a client, on this thread.
+    pub(crate) fn with<T, F>(&self, work: impl FnOnce(Client) -> F) -> Result<T, Exit>
+    where
+        F: Future<Output = Result<T, Exit>>,
+    {
+        let client = self.client()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(work(client))
+    }
+}
+
+/// What is asked, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Demand {
+    /// Units: POOL or POOL:K, granted all or nothing
+    #[arg(required = true, value_name = "POOL[:K]")]
+    pub want: Vec<String>,
+    /// How long to wait at most; 0 tries once [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub wait: Option<Duration>,
+    /// How long the lease lives without a renewal
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration::parse)]
+    pub ttl: Duration,
+    /// What for, shown to others
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Who asks, shown to others [default: user@host]
+    #[arg(long, value_name = "NAME")]
+    pub owner: Option<String>,
+    /// A name for the request: used twice, it is one request
+    #[arg(long)]
+    pub id: Option<String>,
+}
+
+impl Demand {
+    pub(crate) fn submit(&self) -> Result<Submit, Exit> {
+        let mut want = Want::new();
+        for text in &self.want {
+            let (pool, units) = text.rsplit_once(':').unwrap_or((text, "1"));
+            let malformed =
+                || Exit::new(INFEASIBLE, format!("`{text}` is no demand; write POOL:K"));
+            let units: u32 = units.parse().map_err(|_| malformed())?;
+            if pool.is_empty() || units == 0 {
+                return Err(malformed());
+            }
+            let sum = want.entry(pool.to_owned()).or_insert(0);
+            *sum = sum.checked_add(units).ok_or_else(malformed)?;
+        }
+        Ok(Submit {
+            want,
+            ttl: Some(self.ttl),
+            wait: self.wait,
+            id: self.id.clone(),
+            owner: Some(self.owner.clone().unwrap_or_else(owner)),
+            reason: self.reason.clone(),
+        })
+    }
+
+    /// Why a request ended without a lease.
+    pub(crate) fn refused(&self, request: &api::Request) -> Exit {
+        let cause = request.cause.as_deref().unwrap_or("not granted");
+        match (request.state, self.wait) {
+            (State::Failed, Some(Duration::ZERO)) => Exit::new(BUSY, cause),
+            (State::Failed, Some(wait)) if cause.contains("ran out") => {
+                Exit::new(TIMEOUT, format!("not granted within {}", duration::show(wait)))
+            }
+            (State::Failed, _) => Exit::new(UNREACHABLE, cause),
+            (state, _) => Exit::new(BUSY, format!("the request is {state:?} already: {cause}")),
+        }
+    }
+}
+
+fn owner() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname();
+    format!("{}@{}", user, host.nodename().to_string_lossy())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    demand: Demand,
+    #[command(flatten)]
+    server: Server,
+    /// Print the lease as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Acquire {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let spec = self.demand.submit()?;
+        let lease = self.server.with(|client| acquire(client, spec, &self.demand))?;
+        if self.json {
+            return print_json(&lease);
+        }
+        // Only the id on stdout, for LEASE=$(kofm acquire …).
+        println!("{}", lease.id);
+        eprintln!(
+            "{}, fence {}, for {}",
+            show_units(&lease.units),
+            lease.fence,
+            show_ms(lease.expires_in_ms)
+        );
+        Ok(())
+    }
+}
+
+/// Asks and waits. Whoever is interrupted leaves nothing behind.
+pub(crate) async fn acquire(
+    client: Client,
+    spec: Submit,
+    demand: &Demand,
+) -> Result<api::Lease, Exit> {
+    let request = client.submit(&spec).await?;
+    if request.state == State::Queued {
+        let place = request.position.unwrap_or(1);
+        eprintln!("waiting as {}, place {place}", request.id);
+    }
+    let (mut interrupt, mut terminate) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hangup = signal(SignalKind::hangup())?;
+    let id = request.id.clone();
+    let request = tokio::select! {
+        request = client.wait(request) => request?,
+        _ = interrupt.recv() => return give_up(&client, &id, 130).await,
+        _ = terminate.recv() => return give_up(&client, &id, 143).await,
+        _ = hangup.recv() => return give_up(&client, &id, 129).await,
+    };
+    match request.lease {
+        Some(lease) if request.state == State::Granted => Ok(lease),
+        Some(_) | None => Err(demand.refused(&request)),
+    }
+}
+
+async fn give_up<T>(client: &Client, id: &str, code: u8) -> Result<T, Exit> {
+    client.cancel(id).await?;
+    Err(Exit::new(code, "given up; nothing is held"))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Renew {
+    /// The lease's id
+    lease: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print the lease as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Renew {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let lease = self.server.with(async |client| Ok(client.renew(&self.lease).await?))?;
+        if self.json {
+            return print_json(&lease);
+        }
+        println!("{}", show_ms(lease.expires_in_ms));
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// The lease's id
+    lease: String,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Release {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        self.server.with(async |client| Ok(client.release(&self.lease).await?))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// Only this pool
+    pool: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON: {"pools":[…],"leases":[…]}
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct StatusView {
+    pools: Vec<api::Pool>,
+    leases: Vec<api::Lease>,
+}
+
+impl Status {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let view = self.server.with(async |client| {
+            let (pools, leases) = match &self.pool {
+                Some(pool) => (
+                    vec![client.get(&format!("/v1/pools/{pool}")).await?],
+                    format!("/v1/leases?pool={pool}"),
+                ),
+                None => (client.get("/v1/pools").await?, "/v1/leases".to_owned()),
+            };
+            Ok(StatusView { pools, leases: client.get(&leases).await? })
+        })?;
+        if self.json {
+            return print_json(&view);
+        }
+        print!("{}", pools_table(&view.pools));
+        if !view.leases.is_empty() {
+            println!();
+            print!("{}", leases_table(&view.leases));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Queue {
+    /// Only this pool
+    pool: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Queue {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let path = self
+            .pool
+            .map_or_else(|| "/v1/queue".to_owned(), |pool| format!("/v1/queue?pool={pool}"));
+        let list: Vec<api::Request> =
+            self.server.with(async |client| Ok(client.get(&path).await?))?;
+        if self.json {
+            return print_json(&list);
+        }
+        print!("{}", queue_table(&list));
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// The request's id
+    request: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Explain {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let request = self
+            .server
+            .with(async |client| Ok(client.watch(&self.request, Duration::ZERO).await?))?;
+        if self.json {
+            return print_json(&request);
+        }
+        let want = show_want(&request.want);
+        let state = format!("{:?}", request.state).to_lowercase();
+        println!("{} wants {want} and is {state} at {}", request.id, request.site);
+        if let Some(cause) = &request.cause {
+            println!("because: {cause}");
+        }
+        if let Some(position) = request.position {
+            println!("place {position}, waited {}", show_ms(request.waited_ms));
+        }
+        for blocker in &request.blocked_by {
+            println!("  {}", show_blocker(blocker));
+        }
+        Ok(())
+    }
+}
+
+fn show_blocker(blocker: &api::Blocker) -> String {
+    let (owner, units, pool) =
+        (blocker.owner.as_deref().unwrap_or("somebody"), blocker.units, &blocker.pool);
+    let reason = blocker.reason.as_ref().map_or(String::new(), |text| format!(" ({text})"));
+    match blocker.state.as_str() {
+        "held" => {
+            let ends = blocker
+                .expires_in_ms
+                .map_or(String::new(), |ms| format!(", renewed or over in {}", show_ms(ms)));
+            format!("{owner}{reason} holds {units} of {pool} at {}{ends}", blocker.site)
+        }
+        "queued" => format!("{owner}{reason} wants {units} of {pool} at {}, earlier", blocker.site),
+        "unanswered" => format!("site {} has not answered about {pool}", blocker.site),
+        _ => format!("an earlier claim of site {} counts {units} of {pool}", blocker.site),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct History {
+    /// Only this pool
+    pool: Option<String>,
+    /// How many entries at most
+    #[arg(long, default_value_t = 100)]
+    limit: usize,
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl History {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let pool = self.pool.map_or(String::new(), |pool| format!("&pool={pool}"));
+        let path = format!("/v1/history?limit={}{pool}", self.limit);
+        let list: Vec<api::Happening> =
+            self.server.with(async |client| Ok(client.get(&path).await?))?;
+        if self.json {
+            return print_json(&list);
+        }
+        let rows = list.iter().map(|it| {
+            vec![
+                show_time(it.at_ms),
+                it.event.clone(),
+                show_want(&it.want),
+                it.owner.clone().unwrap_or_default(),
+                it.waited_ms.map(show_ms).unwrap_or_default(),
+                it.held_ms.map(show_ms).unwrap_or_default(),
+                it.cause.clone().unwrap_or_default(),
+            ]
+        });
+        print!("{}", table(&["TIME", "EVENT", "WANT", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Members {
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Members {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let list: Vec<api::Member> =
+            self.server.with(async |client| Ok(client.get("/v1/members").await?))?;
+        if self.json {
+            return print_json(&list);
+        }
+        let rows = list.iter().map(|it| {
+            vec![
+                it.site.clone(),
+                it.state.clone(),
+                it.address.clone(),
+                it.incarnation.map(|n| n.to_string()).unwrap_or_default(),
+                it.trouble.clone().unwrap_or_default(),
+            ]
+        });
+        print!("{}", table(&["SITE", "STATE", "ADDRESS", "INCARNATION", "TROUBLE"], rows));
+        Ok(())
+    }
+}
+
+// Text for people
+
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Exit> {
+    let text = serde_json::to_string_pretty(value);
+    println!("{}", text.map_err(|error| Exit::new(UNREACHABLE, error.to_string()))?);
+    Ok(())
+}
+
+pub(crate) fn pools_table(pools: &[api::Pool]) -> String {
+    let rows = pools.iter().map(|it| {
+        vec![
+            it.name.clone(),
+            it.units.to_string(),
+            it.held.to_string(),
+            it.free.to_string(),
+            it.quarantined.to_string(),
+            it.waiting.to_string(),
+            it.protocol.clone(),
+        ]
+    });
+    table(&["POOL", "UNITS", "HELD", "FREE", "QUARANTINED", "WAITING", "PROTOCOL"], rows)
+}
+
+pub(crate) fn leases_table(leases: &[api::Lease]) -> String {
+    let rows = leases.iter().map(|it| {
+        let state = if it.state == "live" { String::new() } else { format!(" {}", it.state) };
+        vec![
+            format!("{}{state}", it.id),
+            show_units(&it.units),
+            it.owner.clone().unwrap_or_default(),
+            show_ms(it.held_ms),
+            show_ms(it.expires_in_ms),
+            it.site.clone(),
+            it.reason.clone().unwrap_or_default(),
+        ]
+    });
+    table(&["LEASE", "UNITS", "OWNER", "HELD", "ENDS IN", "SITE", "REASON"], rows)
+}
+
+pub(crate) fn queue_table(queue: &[api::Request]) -> String {
+    let rows = queue.iter().map(|it| {
+        vec![
+            it.position.unwrap_or(0).to_string(),
+            it.id.clone(),
+            show_want(&it.want),
+            it.owner.clone().unwrap_or_default(),
+            show_ms(it.waited_ms),
+            it.site.clone(),
+            it.reason.clone().unwrap_or_default(),
+        ]
+    });
+    table(&["PLACE", "REQUEST", "WANT", "OWNER", "WAITED", "SITE", "REASON"], rows)
+}
+
+pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head: Vec<String> = head.iter().map(ToString::to_string).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+    let mut widths = vec![0; rows[0].len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        out.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+pub(crate) fn show_units(units: &BTreeMap<String, Vec<String>>) -> String {
+    let parts = units.iter().map(|(pool, list)| format!("{pool} {}", list.join(",")));
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+fn show_want(want: &Want) -> String {
+    let parts = want.iter().map(|(pool, units)| format!("{pool}:{units}"));
+    parts.collect::<Vec<_>>().join(" ")
+}
+
+pub(crate) fn show_ms(ms: u64) -> String {
+    match ms {
+        0..1000 => format!("{ms}ms"),
+        1000..60_000 => format!("{}.{}s", ms / 1000, ms % 1000 / 100),
+        60_000..3_600_000 => format!("{}m{:02}s", ms / 60_000, ms % 60_000 / 1000),
+        _ => format!("{}h{:02}m", ms / 3_600_000, ms % 3_600_000 / 60_000),
+    }
+}
+
+/// UTC, as `12:34:56`: history is short.
+fn show_time(at_ms: u64) -> String {
+    let secs = at_ms / 1000 % 86_400;
+    format!("{:02}:{:02}:{:02}Z", secs / 3600, secs % 3600 / 60, secs % 60)
+}

@@ -1,0 +1,433 @@
+//! `kofm bench`: measure a cluster.
+//!
+//! Servers run in processes of their own. Each row is measured twice: with all clients as fast as
+//! they can (pairs per second), then open loop at seven tenths of that rate, where the latency of a
+//! pair counts from the moment when it was due, not from when a client got round to it.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use kofm_net::FastClient;
+use kofm_net::api::{State, Submit};
+use kofm_net::client::{Address, Client};
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::ask::{print_json, table};
+use crate::exit::{Exit, SYSTEM};
+
+/// The open loop runs at this part of the closed loop's rate.
+const LOAD: f64 = 0.7;
+/// Bytes of an echo: about what a request is.
+const ECHO: usize = 64;
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Numbers of clients
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 256])]
+    clients: Vec<usize>,
+    /// Numbers of sites
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 3])]
+    sites: Vec<usize>,
+    /// Protocols [default: the default one]
+    #[arg(long, value_delimiter = ',')]
+    protocol: Vec<String>,
+    /// How many units there are
+    #[arg(long, value_enum, value_delimiter = ',',
+          default_values_t = [Units::Plenty, Units::Half, Units::One])]
+    units: Vec<Units>,
+    /// How clients speak
+    #[arg(long, value_enum, default_value_t = Via::Fast)]
+    via: Via,
+    /// Clients share one connection per site, as the tasks of one program do
+    #[arg(long)]
+    shared: bool,
+    /// How long each measurement takes
+    #[arg(long, default_value = "2s", value_parser = kofm_net::duration::parse)]
+    time: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Answer echoes, for the comparison
+    #[arg(long, hide = true)]
+    echo: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Units {
+    /// One for each client
+    Plenty,
+    /// One for two clients
+    Half,
+    /// One for all
+    One,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Via {
+    /// JSON over HTTP
+    Http,
+    /// Frames on an upgraded connection
+    Fast,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    echo: Vec<Row>,
+    pairs: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    sites: usize,
+    clients: usize,
+    protocol: String,
+    units: Option<Units>,
+    /// Acquire and release, or one echo.
+    per_second: f64,
+    /// Pairs, as a part of what two echoes per pair allow.
+    of_echo: Option<f64>,
+    latency_us: Latency,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Latency {
+    rate: f64,
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    p999: u64,
+    max: u64,
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let runtime = tokio::runtime::Runtime::new()?;
+        if self.echo {
+            return runtime.block_on(echo_server());
+        }
+        let report = runtime.block_on(self.measure())?;
+        if self.json {
+            return print_json(&report);
+        }
+        print!("{}", show(&report));
+        Ok(())
+    }
+
+    async fn measure(&self) -> Result<Report, Exit> {
+        let mut report = Report { echo: Vec::new(), pairs: Vec::new() };
+        let echo = Server::start(&["bench", "--echo"], 1)?;
+        for &clients in &self.clients {
+            eprintln!("echo, {clients} clients");
+            let makers = (0..clients).map(|_| Echo { address: echo.addresses[0].clone() });
+            let (per_second, latency_us) = measure(makers.collect(), self.time).await?;
+            let (protocol, units, of_echo) = ("tcp".to_owned(), None, None);
+            report.echo.push(Row {
+                sites: 1,
+                clients,
+                protocol,
+                units,
+                per_second,
+                of_echo,
+                latency_us,
+            });
+        }
+        drop(echo);
+        let default = kofm_net::config::default_protocol().name().to_owned();
+        let protocols =
+            if self.protocol.is_empty() { vec![default] } else { self.protocol.clone() };
+        for protocol in &protocols {
+            for &sites in &self.sites {
+                for (&clients, echo) in self.clients.iter().zip(&report.echo) {
+                    for &units in &self.units {
+                        let echo = echo.per_second;
+                        let row = self.pairs(protocol, sites, clients, units, echo).await?;
+                        report.pairs.push(row);
+                    }
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    async fn pairs(
+        &self,
+        protocol: &str,
+        sites: usize,
+        clients: usize,
+        units: Units,
+        echo: f64,
+    ) -> Result<Row, Exit> {
+        eprintln!("{protocol}, {sites} sites, {clients} clients, {units:?}");
+        let count = match units {
+            Units::Plenty => clients.max(sites),
+            Units::Half => clients.div_ceil(2),
+            Units::One => 1,
+        };
+        let (sites_arg, pool) = (sites.to_string(), format!("bench={count}"));
+        let args = ["up", "--http", "127.0.0.1:0", "--protocol", protocol];
+        let args = [&args[..], &["--sites", &sites_arg, "--pool", &pool]].concat();
+        let server = Server::start(&args, sites)?;
+        let address = |number: usize| server.addresses[number % sites].clone();
+        let (per_second, latency_us) = if self.via == Via::Http {
+            let makers = (0..clients).map(|number| Pair { address: address(number) });
+            measure(makers.collect(), self.time).await?
+        } else {
+            let mut shared = Vec::new();
+            for number in 0..if self.shared { sites.min(clients) } else { 0 } {
+                shared.push(fast(&address(number)).await?);
+            }
+            let makers = (0..clients).map(|number| FastPair {
+                address: address(number),
+                shared: shared.get(number % sites).cloned(),
+            });
+            measure(makers.collect(), self.time).await?
+        };
+        Ok(Row {
+            sites,
+            clients,
+            protocol: protocol.to_owned(),
+            units: Some(units),
+            per_second,
+            of_echo: Some(per_second / (echo / 2.0)),
+            latency_us,
+        })
+    }
+}
+
+/// A server process that ends with this value.
+struct Server {
+    child: Child,
+    addresses: Vec<String>,
+}
+
+impl Server {
+    fn start(args: &[&str], addresses: usize) -> Result<Self, Exit> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .stdin(Stdio::null())
+            .spawn()?;
+        let stdout = child.stdout.take().ok_or_else(|| Exit::new(SYSTEM, "no output"))?;
+        let mut server = Self { child, addresses: Vec::new() };
+        let lines = BufReader::new(stdout).lines();
+        for line in lines.take(addresses) {
+            let line = line?;
+            server.addresses.push(line.split(' ').next_back().unwrap_or_default().to_owned());
+        }
+        if server.addresses.len() < addresses {
+            return Err(Exit::new(SYSTEM, "the server did not start"));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Something that a client does again and again.
+trait Work: Send + 'static {
+    type Client: Send;
+    fn connect(&self) -> impl Future<Output = Result<Self::Client, Exit>> + Send;
+    fn once(client: &mut Self::Client) -> impl Future<Output = Result<(), Exit>> + Send;
+}
+
+struct Echo {
+    address: String,
+}
+
+impl Work for Echo {
+    type Client = TcpStream;
+
+    async fn connect(&self) -> Result<TcpStream, Exit> {
+        let stream = TcpStream::connect(&self.address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    async fn once(client: &mut TcpStream) -> Result<(), Exit> {
+        let mut buffer = [7; ECHO];
+        client.write_all(&buffer).await?;
+        client.read_exact(&mut buffer).await?;
+        Ok(())
+    }
+}
+
+struct Pair {
+    address: String,
+}
+
+impl Work for Pair {
+    type Client = (Client, Submit);
+
+    async fn connect(&self) -> Result<Self::Client, Exit> {
+        let address = Address::parse(&self.address).map_err(|text| Exit::new(SYSTEM, text))?;
+        let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
+        Ok((Client::new(address, None), spec))
+    }
+
+    async fn once((client, spec): &mut Self::Client) -> Result<(), Exit> {
+        let request = client.wait(client.submit(spec).await?).await?;
+        let lease = request.lease.filter(|_| request.state == State::Granted);
+        let lease = lease.ok_or_else(|| Exit::new(SYSTEM, "not granted"))?;
+        client.release(&lease.id).await?;
+        Ok(())
+    }
+}
+
+struct FastPair {
+    address: String,
+    shared: Option<FastClient>,
+}
+
+async fn fast(address: &str) -> Result<FastClient, Exit> {
+    let address = Address::parse(address).map_err(|text| Exit::new(SYSTEM, text))?;
+    Ok(Client::new(address, None).fast().await?)
+}
+
+impl Work for FastPair {
+    type Client = (FastClient, Submit);
+
+    async fn connect(&self) -> Result<Self::Client, Exit> {
+        let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
+        match &self.shared {
+            Some(client) => Ok((client.clone(), spec)),
+            None => Ok((fast(&self.address).await?, spec)),
+        }
+    }
+
+    async fn once((client, spec): &mut Self::Client) -> Result<(), Exit> {
+        let lease = client.acquire(spec).await?;
+        client.release(&lease.id).await?;
+        Ok(())
+    }
+}
+
+/// Pairs per second as fast as it goes, then latencies at a part of that.
+async fn measure<W: Work>(works: Vec<W>, time: Duration) -> Result<(f64, Latency), Exit> {
+    let mut clients = Vec::new();
+    for work in &works {
+        let mut client = work.connect().await?;
+        W::once(&mut client).await?;
+        clients.push(client);
+    }
+    let count = Arc::new(AtomicU64::new(0));
+    let start = Instant::now();
+    let mut tasks = JoinSet::new();
+    for mut client in clients {
+        let count = Arc::clone(&count);
+        tasks.spawn(async move {
+            while start.elapsed() < time {
+                W::once(&mut client).await?;
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Exit>(client)
+        });
+    }
+    let mut clients = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        clients.push(done.map_err(|error| Exit::new(SYSTEM, error.to_string()))??);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = count.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64();
+    let latency = open_loop::<W>(clients, rate * LOAD, time).await?;
+    Ok((rate, latency))
+}
+
+/// Work is due at fixed moments; whoever is free does the next piece. Lateness counts.
+async fn open_loop<W: Work>(
+    clients: Vec<W::Client>,
+    rate: f64,
+    time: Duration,
+) -> Result<Latency, Exit> {
+    let start = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
+    let gap = Duration::from_secs_f64(1.0 / rate.max(1.0));
+    let mut tasks: JoinSet<Result<Vec<u64>, Exit>> = JoinSet::new();
+    for mut client in clients {
+        let next = Arc::clone(&next);
+        tasks.spawn(async move {
+            let mut times = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let due = gap.mul_f64(u32::try_from(number).map_or(f64::MAX, f64::from));
+                if due >= time {
+                    return Ok(times);
+                }
+                let due = start + due;
+                // Timers are coarse: the last part of the way is yielded, not slept.
+                let early = due.saturating_duration_since(Instant::now());
+                if early > Duration::from_millis(2) {
+                    tokio::time::sleep(early.saturating_sub(Duration::from_millis(1))).await;
+                }
+                while Instant::now() < due {
+                    tokio::task::yield_now().await;
+                }
+                W::once(&mut client).await?;
+                times.push(u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX));
+            }
+        });
+    }
+    let mut times = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        times.extend(done.map_err(|error| Exit::new(SYSTEM, error.to_string()))??);
+    }
+    times.sort_unstable();
+    let at = |part: usize| {
+        let place = (times.len() * part / 1000).min(times.len().saturating_sub(1));
+        times.get(place).copied().unwrap_or(0)
+    };
+    Ok(Latency { rate, p50: at(500), p90: at(900), p99: at(990), p999: at(999), max: at(1000) })
+}
+
+async fn echo_server() -> Result<(), Exit> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("echo {}", listener.local_addr()?);
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        tokio::spawn(async move {
+            let mut buffer = [0; ECHO];
+            while stream.read_exact(&mut buffer).await.is_ok() {
+                if stream.write_all(&buffer).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+fn show(report: &Report) -> String {
+    let rows = report.echo.iter().chain(&report.pairs).map(|row| {
+        vec![
+            row.protocol.clone(),
+            row.sites.to_string(),
+            row.clients.to_string(),
+            row.units.map_or_else(|| "echo".into(), |units| format!("{units:?}").to_lowercase()),
+            format!("{:.0}", row.per_second),
+            row.of_echo.map_or(String::new(), |part| format!("{part:.2}")),
+            format!("{:.0}", row.latency_us.rate),
+            row.latency_us.p50.to_string(),
+            row.latency_us.p99.to_string(),
+            row.latency_us.p999.to_string(),
+            row.latency_us.max.to_string(),
+        ]
+    });
+    let head = [
+        "PROTOCOL", "SITES", "CLIENTS", "UNITS", "PER S", "OF ECHO", "AT RATE", "P50 us", "P99 us",
+        "P99.9", "MAX",
+    ];
+    table(&head, rows)
+}

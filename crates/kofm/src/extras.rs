@@ -1,0 +1,42 @@
+//! Completion scripts and manual pages, from the definitions of the commands.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::Cli;
+use crate::exit::Exit;
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    shell: Shell,
+}
+
+impl Completions {
+    pub(crate) fn run(self) {
+        clap_complete::generate(self.shell, &mut Cli::command(), "kofm", &mut std::io::stdout());
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// Where to write the pages; without it, kofm(1) goes to stdout
+    #[arg(long)]
+    dir: Option<PathBuf>,
+}
+
+impl Man {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let command = Cli::command();
+        match self.dir {
+            Some(dir) => {
+                std::fs::create_dir_all(&dir)?;
+                clap_mangen::generate_to(command, dir)?;
+            }
+            None => clap_mangen::Man::new(command).render(&mut std::io::stdout())?,
+        }
+        Ok(())
+    }
+}

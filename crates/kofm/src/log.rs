@@ -1,0 +1,34 @@
+//! Logs of the daemon: stderr, filtered by `KOFM_LOG`.
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+#[derive(Debug, Args)]
+pub(crate) struct Log {
+    /// How logs are written
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    log_format: Format,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Log {
+    /// Starts logging; `default` is the level without `KOFM_LOG`.
+    pub(crate) fn start(&self, default: &str) {
+        let filter =
+            EnvFilter::try_from_env("KOFM_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+        let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = log.with_ansi(colours);
+        match self.log_format {
+            Format::Text => log.with_target(false).init(),
+            Format::Json => log.json().init(),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! `kofm run`: a command that runs while its units are held, and not a moment longer.
+//!
+//! ```text
+//!   kofm run ── waits, renews, forwards signals
+//!      │  a socket: "until …", "signal …"            "exit …", "lost"
+//!   kofm __guard ── starts the command, and kills it when the last "until" has passed
+//!      │
+//!   the command
+//! ```
+//!
+//! The guard is a process of its own: it acts when the wrapper is stopped, or the site is gone. The
+//! term of a lease is counted from the moment before its renewal was sent, so the command is dead
+//! before the site can give the units to anybody else.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Args;
+use kofm_net::Moment;
+use kofm_net::api::{Code, Lease};
+use kofm_net::client::{Client, ClientError};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{sleep, timeout};
+
+use crate::ask::{Demand, Server, acquire};
+use crate::exit::{Exit, LOST, SYSTEM, USAGE};
+
+/// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
+const RATE: u32 = 50;
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    demand: Demand,
+    /// Sets VAR to the units of POOL; may be repeated
+    #[arg(long = "env", value_name = "VAR=@POOL")]
+    env: Vec<String>,
+    /// How long the command is given between TERM and KILL, at most a quarter of the ttl
+    #[arg(long, value_name = "DUR", default_value = "5s", value_parser = kofm_net::duration::parse)]
+    kill_grace: Duration,
+    #[command(flatten)]
+    server: Server,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl Run {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let extra = self.extra_variables()?;
+        let spec = self.demand.submit()?;
+        let code = self.server.with(async |client| {
+            let lease = acquire(client.clone(), spec, &self.demand).await?;
+            let ended = self.hold(&client, &lease, &extra).await;
+            // Who has lost the lease finds nothing to release, and that is harmless.
+            let released = client.release(&lease.id).await;
+            if let Err(error) = released {
+                eprintln!("kofm: not released, it will expire: {error}");
+            }
+            ended
+        })?;
+        if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
+    }
+
+    fn extra_variables(&self) -> Result<Vec<(String, String)>, Exit> {
+        let parse = |text: &String| {
+            let (variable, pool) = text.split_once("=@")?;
+            (!variable.is_empty()).then(|| (variable.to_owned(), pool.to_owned()))
+        };
+        let wrong = |text: &String| Exit::new(USAGE, format!("--env {text}: write VAR=@POOL"));
+        self.env.iter().map(|text| parse(text).ok_or_else(|| wrong(text))).collect()
+    }
+
+    /// Runs the command under its guard until one of them ends.
+    async fn hold(
+        &self,
+        client: &Client,
+        lease: &Lease,
+        extra: &[(String, String)],
+    ) -> Result<u8, Exit> {
+        let mut signals = Signals::new()?;
+        let mut guard = self.start_guard(lease, extra).await?;
+        // How old the grant is, nobody here knows: this process may have been stopped since. A
+        // renewal has a beginning that is known.
+        let (ttl, sent) = (millis(lease.ttl_ms), Moment::now());
+        let renewed = client.renew(&lease.id).await?;
+        let until = sent.after(millis(renewed.expires_in_ms));
+        guard.until(until, ttl, self.kill_grace).await?;
+        let mut pause = ttl / 3;
+        let mut lost = false;
+        loop {
+            tokio::select! {
+                word = guard.word() => return ended(&word?),
+                number = signals.next() => guard.say(&format!("signal {number}")).await?,
+                () = sleep(pause), if !lost => {
+                    let sent = Moment::now();
+                    // A site that does not answer must not keep us from trying again.
+                    let renewed = timeout(ttl / 3, client.renew(&lease.id)).await;
+                    match renewed {
+                        Ok(Ok(renewed)) => {
+                            let until = sent.after(millis(renewed.expires_in_ms));
+                            guard.until(until, ttl, self.kill_grace).await?;
+                            pause = ttl / 3;
+                        }
+                        Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
+                            eprintln!("kofm: the lease is lost; stopping the command");
+                            guard.say("lost").await?;
+                            lost = true;
+                        }
+                        Ok(Err(error)) => {
+                            eprintln!("kofm: not renewed: {error}");
+                            pause = (ttl / 20).max(Duration::from_millis(20));
+                        }
+                        Err(_) => pause = (ttl / 20).max(Duration::from_millis(20)),
+                    }
+                }
+            }
+        }
+    }
+
+    async fn start_guard(
+        &self,
+        lease: &Lease,
+        extra: &[(String, String)],
+    ) -> Result<GuardLink, Exit> {
+        let mut bytes = [0; 16];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+        let name = format!("kofm-run-{:032x}", u128::from_le_bytes(bytes));
+        let listener = StdUnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["__guard", "--socket", &name, "--"]).args(&self.command);
+        // A group of its own: a terminal's Ctrl-Z must not stop the guard.
+        command.process_group(0).stdin(Stdio::inherit());
+        command.env("KOFM_HELD", "true").env("KOFM_LEASE", &lease.id);
+        command.env("KOFM_FENCE", lease.fence.to_string());
+        for (pool, units) in &lease.units {
+            command.env(format!("KOFM_UNITS_{}", variable(pool)), units.join(","));
+        }
+        for (variable, pool) in extra {
+            let units = lease.units.get(pool).ok_or_else(|| {
+                Exit::new(USAGE, format!("--env {variable}=@{pool}: {pool} is not asked for"))
+            })?;
+            command.env(variable, units.join(","));
+        }
+        let guard = command.spawn()?;
+        let limit = Duration::from_secs(10);
+        loop {
+            let accepted = timeout(limit, listener.accept()).await;
+            let text = "the guard process does not answer";
+            let (stream, _) = accepted.map_err(|_| Exit::new(SYSTEM, text))??;
+            // Names of such sockets are public: only the process that was started counts.
+            let pid = stream.peer_cred()?.pid();
+            if pid.is_some_and(|pid| u32::try_from(pid) == Ok(guard.id())) {
+                return Ok(GuardLink::new(stream));
+            }
+        }
+    }
+}
+
+struct GuardLink {
+    words: Lines<BufReader<OwnedReadHalf>>,
+    writer: OwnedWriteHalf,
+}
+
+impl GuardLink {
+    fn new(stream: UnixStream) -> Self {
+        let (reader, writer) = stream.into_split();
+        Self { words: BufReader::new(reader).lines(), writer }
+    }
+
+    async fn say(&mut self, word: &str) -> Result<(), Exit> {
+        // A guard that is gone has left its last word to be read.
+        drop(self.writer.write_all(format!("{word}\n").as_bytes()).await);
+        Ok(())
+    }
+
+    /// The lease lives until then: TERM comes before, and KILL just before.
+    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+        let now = Moment::now();
+        let left = until.since(now);
+        let kill = now.after(left.saturating_sub(ttl / RATE));
+        let term = now.after(left.saturating_sub(ttl / RATE + grace.min(ttl / 4)));
+        self.say(&format!("until {} {}", term.nanos(), kill.nanos())).await
+    }
+
+    async fn word(&mut self) -> Result<String, Exit> {
+        let word = self.words.next_line().await?;
+        word.ok_or_else(|| Exit::new(SYSTEM, "the guard process is gone"))
+    }
+}
+
+/// The last word of the guard, as an exit code.
+fn ended(word: &str) -> Result<u8, Exit> {
+    let (kind, rest) = word.split_once(' ').unwrap_or((word, ""));
+    let number = |text: &str| text.parse::<u8>().unwrap_or(u8::MAX);
+    match kind {
+        "exit" => Ok(number(rest)),
+        "killed" => Ok(number(rest).saturating_add(128)),
+        "lost" => Err(Exit::new(LOST, "the lease was lost; the command was stopped")),
+        "missing" => Err(Exit::new(127, format!("cannot run: {rest}"))),
+        _ => Err(Exit::new(126, format!("cannot run: {rest}"))),
+    }
+}
+
+/// Signals that are the command's.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> i32 {
+        let kind = tokio::select! {
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+            _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = self.hangup.recv() => SignalKind::hangup(),
+        };
+        kind.as_raw_value()
+    }
+}
+
+const fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A pool's name as a part of a variable's.
+fn variable(pool: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
+    pool.chars().map(letter).collect()
+}

@@ -1,0 +1,170 @@
+//! `kofm serve` and `kofm check-config`: one site of a cluster.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use kofm_net::Site;
+use kofm_net::config::Config;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::exit::{CONFIG, Exit, SYSTEM};
+use crate::log::Log;
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The configuration file
+    #[arg(long)]
+    config: PathBuf,
+    /// How long leases may take to end after SIGTERM
+    #[arg(long, default_value = "5s", value_parser = kofm_net::duration::parse)]
+    drain: Duration,
+    #[command(flatten)]
+    log: Log,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckConfig {
+    /// The configuration file
+    config: PathBuf,
+}
+
+impl CheckConfig {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let config = read(&self.config)?;
+        println!(
+            "{}: site {} of {} in cluster {}, {} pools",
+            self.config.display(),
+            config.site,
+            config.members.len(),
+            config.cluster,
+            config.pools.len()
+        );
+        for (name, pool) in &config.pools {
+            println!(
+                "  {name}: {} units, {}, on expiry {}",
+                pool.units,
+                pool.protocol.name(),
+                pool.on_expiry.name()
+            );
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Config, Exit> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Exit::new(CONFIG, format!("{}: {error}", path.display())))?;
+    Config::parse(&text).map_err(|mistakes| {
+        let lines: Vec<String> = mistakes
+            .0
+            .iter()
+            .map(|mistake| format!("{}:{}: {}", path.display(), mistake.line, mistake.text))
+            .collect();
+        Exit::new(CONFIG, lines.join("\nkofm: "))
+    })
+}
+
+impl Serve {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let config = read(&self.config)?;
+        self.log.start("info");
+        allow_many_files();
+        tokio::runtime::Runtime::new()?.block_on(self.serve(config))
+    }
+
+    async fn serve(self, config: Config) -> Result<(), Exit> {
+        let system = |text: String| Exit::new(SYSTEM, text);
+        let http = match &config.http {
+            Some(address) => Some(
+                TcpListener::bind(address)
+                    .await
+                    .map_err(|error| system(format!("cannot listen on {address}: {error}")))?,
+            ),
+            None => None,
+        };
+        let socket = config.socket.clone();
+        let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
+        if let Some(listener) = http {
+            info!(address = %listener.local_addr()?, "answering clients");
+            // Tests and scripts that gave port 0 read the port here.
+            println!("{} http://{}", site.config().site, listener.local_addr()?);
+            tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        }
+        if let Some(path) = socket {
+            let site = site.clone();
+            tokio::spawn(async move {
+                if let Err(error) = kofm_net::http::serve_unix(site, &path).await {
+                    error!(path = %path.display(), %error, "no Unix socket");
+                }
+            });
+        }
+        notify("READY=1");
+        tokio::spawn(reload(self.config.clone(), site.config().clone()));
+        stop_signal().await?;
+        notify("STOPPING=1");
+        info!("draining; a second signal ends it at once");
+        tokio::select! {
+            () = site.drain(self.drain) => {}
+            stopped = stop_signal() => stopped?,
+        }
+        site.stop().await;
+        Ok(())
+    }
+}
+
+/// On SIGHUP the file is read again; what it changes needs a restart, and is named.
+async fn reload(path: PathBuf, running: Config) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        notify("RELOADING=1");
+        match read(&path) {
+            Ok(config) if config == running => info!("the configuration is unchanged"),
+            Ok(config) if config.table() == running.table() => {
+                warn!("addresses have changed: restart this site to use them");
+            }
+            Ok(_) => warn!("members or pools have changed: restart all sites to use them"),
+            Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),
+        }
+        notify("READY=1");
+    }
+}
+
+/// Waits for SIGINT or SIGTERM.
+pub(crate) async fn stop_signal() -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Every client is an open file.
+pub(crate) fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_err() {
+        warn!("cannot raise the limit of open files");
+    }
+}
+
+/// Tells systemd, where it started us.
+fn notify(state: &str) {
+    let Ok(path) = std::env::var("NOTIFY_SOCKET") else { return };
+    let address = match path.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address
+        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        warn!(%error, "systemd does not listen");
+    }
+}

@@ -1,0 +1,127 @@
+//! `kofm up`: a whole cluster in one process, nothing to install.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use clap::Args;
+use kofm_net::Site;
+use kofm_net::config::{MAX_UNITS, PoolConfig, check_name, protocol_named};
+use tokio::net::TcpListener;
+
+use crate::exit::{Exit, SYSTEM, USAGE};
+use crate::log::Log;
+use crate::serve::{allow_many_files, stop_signal};
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// How many sites
+    #[arg(long, default_value_t = 3)]
+    sites: usize,
+    /// A pool: NAME=M or NAME=unit,unit,…; may be repeated
+    #[arg(long = "pool", value_name = "NAME=M")]
+    pools: Vec<String>,
+    /// How pools are shared
+    #[arg(long, value_name = "P")]
+    protocol: Option<String>,
+    /// Where the first site answers clients; the others on the ports after it
+    #[arg(long, default_value = "127.0.0.1:7600")]
+    http: SocketAddr,
+    #[command(flatten)]
+    log: Log,
+}
+
+impl Up {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        self.log.start("warn");
+        let pools = self.pools()?;
+        if !(1..=100).contains(&self.sites) {
+            return Err(Exit::new(USAGE, "--sites is a number from 1 to 100"));
+        }
+        allow_many_files();
+        tokio::runtime::Runtime::new()?.block_on(self.serve(pools))
+    }
+
+    async fn serve(self, pools: BTreeMap<String, PoolConfig>) -> Result<(), Exit> {
+        let mut listeners = Vec::new();
+        for number in 0..self.sites {
+            let mut address = self.http;
+            if address.port() != 0 {
+                let port = u16::try_from(number).ok().and_then(|n| address.port().checked_add(n));
+                let text = "--http leaves no room for a port per site";
+                address.set_port(port.ok_or_else(|| Exit::new(USAGE, text))?);
+            }
+            let listener = TcpListener::bind(address).await;
+            listeners.push(listener.map_err(|error| {
+                Exit::new(SYSTEM, format!("cannot listen on {address}: {error}; try --http"))
+            })?);
+        }
+        let names: Vec<String> = pools.keys().cloned().collect();
+        let sites = Site::start_together(self.sites, pools).await;
+        let sites = sites.map_err(|error| Exit::new(SYSTEM, error.to_string()))?;
+        let mut first = String::new();
+        for (site, listener) in sites.iter().zip(listeners) {
+            let address = listener.local_addr()?;
+            println!("{} http://{address}", site.config().site);
+            if first.is_empty() {
+                first = format!("http://{address}");
+            }
+            tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        }
+        advise(&first, &names);
+        stop_signal().await?;
+        eprintln!("stopping");
+        Ok(())
+    }
+
+    fn pools(&self) -> Result<BTreeMap<String, PoolConfig>, Exit> {
+        let usage = |text: String| Exit::new(USAGE, text);
+        let mut list = BTreeMap::new();
+        let examples = ["gpu=gpu-0,gpu-1,gpu-2,gpu-3", "licence=2", "reboot=1"].map(String::from);
+        let given = if self.pools.is_empty() { &examples[..] } else { &self.pools[..] };
+        for text in given {
+            let (name, units) = text
+                .split_once('=')
+                .ok_or_else(|| usage(format!("--pool {text}: write NAME=M or NAME=a,b,c")))?;
+            check_name(name).map_err(usage)?;
+            let mut pool = parse_units(units).map_err(usage)?;
+            if let Some(protocol) = &self.protocol {
+                pool.protocol = protocol_named(protocol).map_err(usage)?;
+            }
+            list.insert(name.to_owned(), pool);
+        }
+        Ok(list)
+    }
+}
+
+/// What to type next.
+fn advise(addr: &str, pools: &[String]) {
+    eprintln!("\nIn another terminal:\n");
+    if addr != "http://127.0.0.1:7600" {
+        eprintln!("  export KOFM_ADDR={addr}");
+    }
+    let pool = pools.first().map_or("gpu", String::as_str);
+    let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
+    eprintln!("  {binary} status");
+    eprintln!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'");
+    eprintln!("  {binary} acquire {pool}:1 --ttl 5m --json");
+    eprintln!("  {binary} queue");
+    eprintln!("\nOr open {addr}/ in a browser. Ctrl-C ends it.");
+}
+
+/// Reads `8` or `a,b,c`.
+fn parse_units(text: &str) -> Result<PoolConfig, String> {
+    if let Ok(units) = text.parse() {
+        let pool = PoolConfig::new(units);
+        let fits = (1..=MAX_UNITS).contains(&units);
+        return fits.then_some(pool).ok_or_else(|| format!("units are 1 to {MAX_UNITS}"));
+    }
+    let names: Vec<String> = text.split(',').map(str::to_owned).collect();
+    for (i, name) in names.iter().enumerate() {
+        check_name(name)?;
+        if names[..i].contains(name) {
+            return Err(format!("two units have the name `{name}`"));
+        }
+    }
+    let units = u32::try_from(names.len()).map_err(|_| "too many units".to_owned())?;
+    Ok(PoolConfig { names, ..PoolConfig::new(units) })
+}

@@ -1,0 +1,120 @@
+//! The guard: with the wrapper stopped or the site gone, the command is dead before its units can
+//! be anybody else's.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use crate::harness::{Cluster, exit_code, signal, temp_dir, until};
+
+/// Pools, each with its own chain of holders, at the same time.
+const CHAINS: usize = 8;
+/// Holders that are stopped, one after the other, in each.
+const LINKS: usize = 26;
+
+/// Each holder has a lock on a file while it lives. A holder that starts while the one before it
+/// still lives cannot get the lock, and ends with 99.
+#[test]
+fn a_stopped_wrapper_never_overlaps_with_the_next_holder() {
+    let pools: Vec<String> = (0..CHAINS).map(|i| format!("p{i} = 1\n")).collect();
+    let cluster = Arc::new(Cluster::start(2, &format!("[pools]\n{}", pools.concat())));
+    let dir = temp_dir();
+    let chains: Vec<_> = (0..CHAINS)
+        .map(|number| {
+            let (cluster, dir) = (Arc::clone(&cluster), dir.clone());
+            std::thread::spawn(move || chain(&cluster, &dir, number))
+        })
+        .collect();
+    for chain in chains {
+        chain.join().unwrap();
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+fn chain(cluster: &Cluster, dir: &Path, number: usize) {
+    let (pool, lock) = (format!("p{number}"), dir.join(format!("lock-{number}")));
+    let mut stopped: Vec<Child> = Vec::new();
+    for link in 0..LINKS {
+        let started = dir.join(format!("started-{number}-{link}"));
+        // TERM is ignored, so that the guard has to KILL.
+        let script = format!(
+            "trap '' TERM; exec 9>{}; flock -n 9 || exit 99; touch {}; sleep 1000",
+            lock.display(),
+            started.display()
+        );
+        let args = ["run", &pool, "--ttl", "500ms", "--", "sh", "-c", &script];
+        let mut wrapper = cluster.command(link % 2, &args).stderr(Stdio::null()).spawn().unwrap();
+        until("the next holder starts", || {
+            if let Some(status) = wrapper.try_wait().unwrap() {
+                panic!("chain {number}, link {link}: overlap or failure: {status}");
+            }
+            started.exists()
+        });
+        signal(&wrapper, "STOP");
+        stopped.push(wrapper);
+    }
+    // The last one has nobody behind it: it would go on if it were woken in time.
+    cluster.all_free(&pool);
+    for mut wrapper in stopped {
+        signal(&wrapper, "CONT");
+        assert_eq!(exit_code(&mut wrapper), 76, "the wrapper says that its lease was lost");
+    }
+}
+
+#[test]
+fn a_command_ends_when_the_site_is_gone() {
+    let mut cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let pid_file = dir.join("pid");
+    // The grandchild leaves the group: it has to be found all the same.
+    let script = format!("setsid sleep 1000 & echo $! > {}; wait", pid_file.display());
+    let args = ["run", "gpu", "--ttl", "1s", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || std::fs::read_to_string(&pid_file).is_ok_and(|it| !it.is_empty()));
+    let pid = std::fs::read_to_string(&pid_file).unwrap().trim().to_owned();
+    cluster.sites[0].kill().unwrap();
+    assert_eq!(exit_code(&mut wrapper), 76);
+    let alive = Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status().unwrap();
+    assert!(!alive.success(), "the grandchild is dead, too");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_killed_wrapper_takes_its_command_along() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let pid_file = dir.join("pid");
+    let script = format!("echo $$ > {}; exec sleep 1000", pid_file.display());
+    let args = ["run", "gpu", "--ttl", "1m", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || std::fs::read_to_string(&pid_file).is_ok_and(|it| !it.is_empty()));
+    let pid = std::fs::read_to_string(&pid_file).unwrap().trim().to_owned();
+    wrapper.kill().unwrap();
+    wrapper.wait().unwrap();
+    until("the command is dead", || {
+        let alive = Command::new("kill").args(["-0", &pid]).stderr(Stdio::null()).status();
+        !alive.unwrap().success()
+    });
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// Stopped while it waits, granted and expired meanwhile: it must not start its command late.
+#[test]
+fn a_wrapper_that_slept_through_its_grant_does_not_start() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let file = dir.join("ran");
+    let holder = cluster.json(0, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    let path = file.display().to_string();
+    let args = ["run", "gpu", "--ttl", "500ms", "--", "touch", &path];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it waits", || cluster.pool(0, "gpu")["waiting"] == 1);
+    signal(&wrapper, "STOP");
+    assert!(cluster.run(0, &["release", holder["id"].as_str().unwrap()]).status.success());
+    // The next in line gets it when the grant to the sleeper has expired.
+    assert!(cluster.run(0, &["run", "gpu", "--wait", "60s", "--", "true"]).status.success());
+    signal(&wrapper, "CONT");
+    assert_eq!(exit_code(&mut wrapper), 76);
+    assert!(!file.exists());
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -1,0 +1,451 @@
+//! What clients and sites say to each other in JSON. API types are not protocol types.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kofm_core::{SiteId, Stamp};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::duration;
+
+/// What is asked: pool and units.
+pub type Want = BTreeMap<String, u32>;
+
+/// The body of `POST /v1/requests`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Submit {
+    /// Units of each pool, granted all or nothing.
+    pub want: Want,
+    /// How long a lease lives without a renewal. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// The client's own name for the request: posted twice, it is one request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// What for, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It waits.
+    Queued,
+    /// It has its units.
+    Granted,
+    /// It gave them back.
+    Released,
+    /// Its lease was not renewed in time.
+    Expired,
+    /// The client gave up.
+    Cancelled,
+    /// It could not be granted: its wait ran out, or the site stopped.
+    Failed,
+}
+
+impl State {
+    /// Whether nothing more will happen to it.
+    pub const fn is_over(self) -> bool {
+        !matches!(self, Self::Queued | Self::Granted)
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Its name.
+    pub id: String,
+    /// Where it stands.
+    pub state: State,
+    /// What it asks for.
+    pub want: Want,
+    /// Who asks.
+    pub owner: Option<String>,
+    /// What for.
+    pub reason: Option<String>,
+    /// Its place among those that wait for the same pools, from 1; none where it does not wait.
+    pub position: Option<u64>,
+    /// What it waits for.
+    pub blocked_by: Vec<Blocker>,
+    /// What it was granted.
+    pub lease: Option<Lease>,
+    /// Why it ended, or what stands in the way beside the blockers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// The site that it waits at.
+    pub site: String,
+    /// How long it has waited, or did.
+    pub waited_ms: u64,
+    /// Its claim, where it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Stamp>,
+}
+
+/// One thing that a request waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    /// Where it is.
+    pub site: String,
+    /// Whose it is; none where the site has not said.
+    pub owner: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The pool in question.
+    pub pool: String,
+    /// How many of its units.
+    pub units: u32,
+    /// The lease that has them; none where the blocker itself waits, or has not answered.
+    pub lease: Option<String>,
+    /// `held`, `queued` or `unanswered`.
+    pub state: String,
+    /// When the lease ends if it is not renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_ms: Option<u64>,
+}
+
+/// A granted request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Who has it may renew and release.
+    pub id: String,
+    /// The request that it comes from.
+    pub request: String,
+    /// Names of the units, by pool; numbers where the pool has no names.
+    pub units: BTreeMap<String, Vec<String>>,
+    /// Larger than that of every earlier lease of one of these units.
+    pub fence: u64,
+    /// How long it lives without a renewal.
+    pub ttl_ms: u64,
+    /// How long it still lives without a renewal.
+    pub expires_in_ms: u64,
+    /// The site that gave it.
+    pub site: String,
+    /// The cluster's configuration under which it was given.
+    pub epoch: u64,
+    /// `live`, or after its end `held` or `quarantined`: a person must release it.
+    pub state: String,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long it has been held.
+    pub held_ms: u64,
+}
+
+/// A pool, counted over all sites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// M.
+    pub units: u32,
+    /// Units in leases.
+    pub held: u32,
+    /// Units that nobody has.
+    pub free: u32,
+    /// Units of leases that ended badly, kept back for a person.
+    pub quarantined: u32,
+    /// Requests that wait for it.
+    pub waiting: u64,
+    /// How it is shared.
+    pub protocol: String,
+    /// What happens to a lease that is not renewed.
+    pub on_expiry: OnExpiry,
+    /// The names of its units, where it has names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+}
+
+/// What happens to the units of a lease that is not renewed in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExpiry {
+    /// Others may have them.
+    #[default]
+    Release,
+    /// They stay held until a person releases the lease.
+    Hold,
+    /// They are taken out of service until a person releases the lease.
+    Quarantine,
+}
+
+impl OnExpiry {
+    /// The policy of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "release" => Some(Self::Release),
+            "hold" => Some(Self::Hold),
+            "quarantine" => Some(Self::Quarantine),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Hold => "hold",
+            Self::Quarantine => "quarantine",
+        }
+    }
+}
+
+/// A member of the cluster, as one site sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub site: String,
+    /// Its number.
+    pub number: u16,
+    /// Where sites reach it.
+    pub address: String,
+    /// `self`, `up`, `away`, or `refused`: it came back without memory.
+    pub state: String,
+    /// The number of its life; none before the first contact.
+    pub incarnation: Option<u64>,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Messages that wait for it.
+    pub unacknowledged: u64,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Happening {
+    /// When, in milliseconds of Unix time: the only clock time in the API.
+    pub at_ms: u64,
+    /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
+    /// `peer-reset` or `pool`.
+    pub event: String,
+    /// Where.
+    pub site: String,
+    /// Which request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+    /// Whose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What it asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub want: Want,
+    /// What it got.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub units: BTreeMap<String, Vec<String>>,
+    /// Its fence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<u64>,
+    /// How long it waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
+    /// How long it held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_ms: Option<u64>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+}
+
+/// The body of `PUT /v1/pools/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutPool {
+    /// How many, or their names.
+    pub units: UnitsSpec,
+    /// How it is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// What happens to a lease that is not renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<OnExpiry>,
+}
+
+/// The units of a pool: a number, or their names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum UnitsSpec {
+    /// So many, numbered from 0.
+    Count(u32),
+    /// These.
+    Names(Vec<String>),
+}
+
+/// An error of the API. What it says is definite: nothing was changed, unless its text says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// For programs.
+    pub error: Code,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+/// An error of the API, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Code {
+    /// No such pool.
+    UnknownPool,
+    /// No such request, or forgotten.
+    UnknownRequest,
+    /// No such path.
+    NotFound,
+    /// The demand can never be granted.
+    Infeasible,
+    /// `wait` was zero and the units are not free.
+    Busy,
+    /// The body is not what it should be.
+    Malformed,
+    /// The lease is over.
+    Gone,
+    /// Not allowed.
+    Forbidden,
+    /// More than this site takes on.
+    TooMany,
+    /// The site stops.
+    Draining,
+    /// The site that has to answer does not.
+    Unreachable,
+    /// Not with this cluster.
+    Unsupported,
+    /// The pool is in use.
+    InUse,
+    /// The wrong method for this path.
+    Method,
+}
+
+impl Error {
+    pub(crate) fn new(error: Code, message: impl Into<String>) -> Self {
+        Self { error, message: message.into() }
+    }
+}
+
+/// A question to the site task, or to another site.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Call {
+    Submit {
+        spec: Submit,
+        fresh: bool,
+        hold: Hold,
+        /// How long to keep the answer back while it waits; none answers as soon as that is sure.
+        patience: Option<Duration>,
+    },
+    /// Takes an id, unless it is known; see [`Answer::Known`].
+    Reserve(String),
+    Unreserve(String),
+    /// Another site is about to take an id.
+    Knows {
+        id: String,
+        asker: SiteId,
+    },
+    Watch {
+        id: String,
+        wait: Duration,
+    },
+    Cancel(String),
+    Renew(String),
+    Release(String),
+    ReleaseRequest(String),
+    Leases,
+    Queue,
+    Usage,
+    /// Who is in the way of a claim, in these pools.
+    Ahead {
+        want: Want,
+        claim: Stamp,
+    },
+    History(usize),
+}
+
+/// How a grant is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Hold {
+    /// By renewals.
+    Lease,
+    /// For ever: holder and site are one process.
+    Embedded,
+    /// For ever: the units are taken out of their pool.
+    Drain,
+}
+
+/// What comes back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Request(Box<Request>),
+    Lease(Box<Lease>),
+    Known(bool),
+    Leases(Vec<Lease>),
+    Queue(Vec<Request>),
+    Usage(Vec<Usage>),
+    Ahead { list: Vec<Blocker>, older: u64 },
+    History(Vec<Happening>),
+}
+
+/// What one site has of one pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    pub pool: String,
+    pub waiting: u64,
+    pub units: Vec<UsedUnit>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct UsedUnit {
+    pub number: u32,
+    pub fence: u64,
+    pub quarantined: bool,
+    /// Taken out of the pool.
+    pub drained: bool,
+}
+
+mod text_duration {
+    use serde::Serializer;
+    use serde::de::Error;
+
+    use super::{Deserialize, Deserializer, Duration, duration};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(String),
+        Millis(u64),
+    }
+
+    #[expect(clippy::ref_option, reason = "serde asks for it")]
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => serializer.serialize_str(&duration::show(*time)),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        match Option::<Written>::deserialize(deserializer)? {
+            None => Ok(None),
+            Some(Written::Millis(ms)) => Ok(Some(Duration::from_millis(ms))),
+            Some(Written::Text(text)) => duration::parse(&text).map(Some).map_err(D::Error::custom),
+        }
+    }
+}

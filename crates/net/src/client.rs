@@ -1,0 +1,420 @@
+//! A client of the HTTP API, over TCP or a Unix socket.
+//!
+//! [`Client::acquire`] gives a guard: its lease is renewed by a thread of the client's own, never in
+//! the caller's event loop, and released when the guard is dropped.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::SendRequest;
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
+use hyper::{Method, Request as HttpRequest, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use crate::api::{self, Submit};
+use crate::boottime::Moment;
+use crate::duration;
+use crate::fast::FastClient;
+
+const CONNECT: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(15);
+/// One long poll; the next one follows.
+const POLL: Duration = Duration::from_secs(30);
+/// The longest answer that is read.
+const MAX_ANSWER: usize = 256 << 20;
+/// Connections that are kept for later.
+const MAX_IDLE: usize = 64;
+
+/// Where a site answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// `host:port`.
+    Tcp(String),
+    /// A socket on this machine.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Reads `http://host:port`, `host:port` or `unix:PATH`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return Ok(Self::Unix(path.into()));
+        }
+        let host = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        if crate::config::is_address(host) {
+            return Ok(Self::Tcp(host.to_owned()));
+        }
+        Err(format!("`{text}` is no address; write http://HOST:PORT or unix:PATH"))
+    }
+}
+
+/// Why a call did not work.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// Nobody answers: whether the call had an effect is not known.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The site refused; nothing has changed.
+    #[error(transparent)]
+    Refused(#[from] api::Error),
+    /// The site refused the token.
+    #[error("not allowed: {0}")]
+    Forbidden(String),
+    /// The site answered something that is not in the API.
+    #[error("the site answered what this client does not understand: {0}")]
+    Nonsense(String),
+}
+
+/// Calls one site. Cheap to clone; connections are kept and shared.
+#[derive(Clone, Debug)]
+pub struct Client(Arc<Inner>);
+
+struct Inner {
+    address: Address,
+    token: Option<String>,
+    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+    renewer: Mutex<Option<std_mpsc::Sender<Work>>>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The token is a secret.
+        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client of the site at `address`; nothing is sent yet.
+    pub fn new(address: Address, token: Option<String>) -> Self {
+        let (idle, renewer) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Inner { address, token, idle, renewer }))
+    }
+
+    /// Calls and reads the answer as JSON.
+    pub async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&(impl Serialize + Sync)>,
+        patience: Duration,
+    ) -> Result<T, ClientError> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| ClientError::Nonsense(error.to_string()))?;
+        let (status, answer) =
+            self.raw(method, path, Bytes::from(body.unwrap_or_default()), patience).await?;
+        if status.is_success() {
+            return serde_json::from_slice(&answer)
+                .map_err(|error| ClientError::Nonsense(error.to_string()));
+        }
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        if matches!(status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
+            return Err(ClientError::Forbidden(text));
+        }
+        match serde_json::from_slice(&answer) {
+            Ok(error) => Err(ClientError::Refused(error)),
+            Err(_) => Err(ClientError::Nonsense(format!("{status}: {text}"))),
+        }
+    }
+
+    /// Calls and gives back what came.
+    pub async fn raw(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        patience: Duration,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let once = async {
+            // A connection that was kept may have been closed. What was not sent, or may be
+            // repeated, is tried again with a new one.
+            let kept = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            if let Some(mut kept) = kept.filter(|it| !it.is_closed())
+                && kept.ready().await.is_ok()
+            {
+                match self.send(kept, method.clone(), path, body.clone()).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) if method == Method::POST && was_sent(&*error) => {
+                        return Err(self.unreachable(&error));
+                    }
+                    Err(_) => {}
+                }
+            }
+            let fresh = self.connect().await?;
+            self.send(fresh, method, path, body).await.map_err(|error| self.unreachable(&error))
+        };
+        match timeout(patience, once).await {
+            Ok(answer) => answer,
+            Err(_) => Err(self.unreachable(&"no answer in time")),
+        }
+    }
+
+    async fn send(
+        &self,
+        mut connection: SendRequest<Full<Bytes>>,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+        let host = match &self.0.address {
+            Address::Tcp(host) => host.as_str(),
+            Address::Unix(_) => "localhost",
+        };
+        let mut request = HttpRequest::builder().method(method).uri(path).header(HOST, host);
+        if let Some(token) = &self.0.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let response = connection.send_request(request.body(Full::new(body))?).await?;
+        let status = response.status();
+        let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await?.to_bytes();
+        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < MAX_IDLE {
+            idle.push(connection);
+        }
+        Ok((status, answer))
+    }
+
+    /// A connection for many calls at once, without HTTP around each of them.
+    pub async fn fast(&self) -> Result<FastClient, ClientError> {
+        let mut connection = self.connect().await?;
+        let request = HttpRequest::builder()
+            .uri("/v1/fast")
+            .header(HOST, "localhost")
+            .header(CONNECTION, "upgrade")
+            .header(UPGRADE, crate::fast::UPGRADE);
+        let request = request.body(Full::new(Bytes::new()));
+        let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
+        let response = connection.send_request(request).await;
+        let response = response.map_err(|error| self.unreachable(&error))?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(ClientError::Nonsense(response.status().to_string()));
+        }
+        let stream = hyper::upgrade::on(response).await;
+        Ok(FastClient::new(TokioIo::new(stream.map_err(|error| self.unreachable(&error))?)))
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+        let connection = async {
+            match &self.0.address {
+                Address::Tcp(host) => {
+                    let stream = TcpStream::connect(host).await?;
+                    stream.set_nodelay(true)?;
+                    greet(TokioIo::new(stream)).await
+                }
+                Address::Unix(path) => greet(TokioIo::new(UnixStream::connect(path).await?)).await,
+            }
+        };
+        match timeout(CONNECT, connection).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(self.unreachable(&error)),
+            Err(_) => Err(self.unreachable(&"no connection in time")),
+        }
+    }
+
+    fn unreachable(&self, why: &dyn std::fmt::Display) -> ClientError {
+        let address = match &self.0.address {
+            Address::Tcp(host) => format!("http://{host}"),
+            Address::Unix(path) => format!("unix:{}", path.display()),
+        };
+        ClientError::Unreachable(format!("no site answers at {address}: {why}"))
+    }
+
+    /// `GET` of a path, as JSON.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.call(Method::GET, path, None::<&()>, ANSWER).await
+    }
+
+    /// Asks for units; the request may be granted or wait.
+    pub async fn submit(&self, spec: &Submit) -> Result<api::Request, ClientError> {
+        self.call(Method::POST, "/v1/requests", Some(spec), ANSWER).await
+    }
+
+    /// A request, after at most `wait`.
+    pub async fn watch(&self, id: &str, wait: Duration) -> Result<api::Request, ClientError> {
+        let path = format!("/v1/requests/{}?wait={}", escape(id), duration::show(wait));
+        self.call(Method::GET, &path, None::<&()>, wait + ANSWER).await
+    }
+
+    /// Waits until the request is granted or over.
+    pub async fn wait(&self, mut request: api::Request) -> Result<api::Request, ClientError> {
+        while request.state == api::State::Queued {
+            request = self.watch(&request.id, POLL).await?;
+        }
+        Ok(request)
+    }
+
+    /// Gives up a request.
+    pub async fn cancel(&self, id: &str) -> Result<api::Request, ClientError> {
+        let path = format!("/v1/requests/{}", escape(id));
+        self.call(Method::DELETE, &path, None::<&()>, ANSWER).await
+    }
+
+    /// Renews a lease.
+    pub async fn renew(&self, id: &str) -> Result<api::Lease, ClientError> {
+        let path = format!("/v1/leases/{}/renew", escape(id));
+        self.call(Method::POST, &path, None::<&()>, ANSWER).await
+    }
+
+    /// Gives a lease back.
+    pub async fn release(&self, id: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/leases/{}", escape(id));
+        self.call(Method::DELETE, &path, None::<&()>, ANSWER).await.map(|_: serde_json::Value| ())
+    }
+
+    /// Waits for the units, and holds them until the guard is dropped.
+    pub async fn acquire(&self, spec: &Submit) -> Result<LeaseGuard, ClientError> {
+        let sent = Moment::now();
+        let request = self.submit(spec).await?;
+        let queued = request.state == api::State::Queued;
+        let mut giving_up = GiveUp { client: self.clone(), id: Some(request.id.clone()) };
+        let request = self.wait(request).await?;
+        giving_up.id = None;
+        let Some(lease) = request.lease else {
+            let text = request.cause.unwrap_or_else(|| "not granted".into());
+            return Err(api::Error::new(api::Code::Busy, text).into());
+        };
+        // Its time runs from before the question was sent. Where it waited, nobody here knows how
+        // old the grant is, and it is renewed at once.
+        let left = Duration::from_millis(lease.expires_in_ms);
+        let until = if queued { sent } else { sent.after(left) };
+        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: lease.ttl_ms, until });
+        Ok(LeaseGuard { client: self.clone(), lease })
+    }
+
+    /// Hands work to the renewing thread, which starts with the first lease.
+    fn send_work(&self, work: Work) {
+        let mut renewer = self.0.renewer.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = renewer.get_or_insert_with(|| {
+            let (sender, receiver) = std_mpsc::channel();
+            // It must not keep its client alive.
+            let client = Self::new(self.0.address.clone(), self.0.token.clone());
+            let thread = std::thread::Builder::new().name("kofm-renew".into());
+            if let Err(error) = thread.spawn(move || renew_all(&client, &receiver)) {
+                tracing::error!(%error, "no thread for renewals: leases will expire");
+            }
+            sender
+        });
+        sender.send(work).ok();
+    }
+}
+
+/// A lease that is renewed until it is dropped, and then released.
+#[derive(Debug)]
+pub struct LeaseGuard {
+    client: Client,
+    lease: api::Lease,
+}
+
+impl LeaseGuard {
+    /// The lease as it was granted.
+    pub const fn lease(&self) -> &api::Lease {
+        &self.lease
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        self.client.send_work(Work::Release(self.lease.id.clone()));
+    }
+}
+
+/// Cancels a request whose waiter is dropped.
+struct GiveUp {
+    client: Client,
+    id: Option<String>,
+}
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.client.send_work(Work::Cancel(id));
+        }
+    }
+}
+
+enum Work {
+    Keep { lease: String, ttl: u64, until: Moment },
+    Release(String),
+    Cancel(String),
+}
+
+/// The renewing thread: it ends with the client.
+fn renew_all(client: &Client, work: &std_mpsc::Receiver<Work>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let Ok(runtime) = runtime else { return };
+    let mut leases: HashMap<String, (Duration, Moment)> = HashMap::new();
+    loop {
+        let now = Moment::now();
+        // A lease is renewed when a third of its time is gone.
+        let due = |ttl: Duration, until: Moment| until.since(now).saturating_sub(ttl * 2 / 3);
+        let next = leases.values().map(|&(ttl, until)| due(ttl, until)).min();
+        let next = next.map_or(Duration::from_hours(1), |next| next.max(Duration::from_millis(5)));
+        match work.recv_timeout(next) {
+            Ok(Work::Keep { lease, ttl, until }) => {
+                leases.insert(lease, (Duration::from_millis(ttl), until));
+            }
+            Ok(Work::Release(lease)) => {
+                leases.remove(&lease);
+                runtime.block_on(client.release(&lease)).ok();
+            }
+            Ok(Work::Cancel(id)) => {
+                runtime.block_on(client.cancel(&id)).ok();
+            }
+            Err(std_mpsc::RecvTimeoutError::Timeout) => {}
+            Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        let now = Moment::now();
+        leases.retain(|lease, (ttl, until)| {
+            if until.since(now).saturating_sub(*ttl * 2 / 3) > Duration::ZERO {
+                return true;
+            }
+            let sent = Moment::now();
+            match runtime.block_on(client.renew(lease)) {
+                Ok(renewed) => *until = sent.after(Duration::from_millis(renewed.expires_in_ms)),
+                Err(ClientError::Refused(error)) if error.error == api::Code::Gone => {
+                    tracing::warn!(lease, "lease lost");
+                    return false;
+                }
+                Err(error) => tracing::warn!(lease, %error, "not renewed"),
+            }
+            true
+        });
+    }
+}
+
+fn was_sent(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let error = error.downcast_ref::<hyper::Error>();
+    !error.is_some_and(|error| error.is_canceled() || error.is_closed())
+}
+
+async fn greet<S>(stream: TokioIo<S>) -> std::io::Result<SendRequest<Full<Bytes>>>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let greeted = hyper::client::conn::http1::handshake(stream).await;
+    let (sender, connection) = greeted.map_err(std::io::Error::other)?;
+    tokio::spawn(async move { connection.with_upgrades().await.is_ok() });
+    Ok(sender)
+}
+
+/// Makes an id safe in a path.
+fn escape(text: &str) -> String {
+    use std::fmt::Write;
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:@".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            write!(out, "%{byte:02X}").expect("a string takes everything");
+        }
+    }
+    out
+}

@@ -1,0 +1,490 @@
+//! What a site is told before it starts: `Config`, and how it is read from TOML.
+//!
+//! Every mistake in a file is reported with its line, not only the first one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use kofm_core::{Kind, SiteId};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::api::OnExpiry;
+use crate::engine::runs_in_a_site;
+
+/// Sites in a cluster.
+pub const MAX_SITES: usize = 1000;
+/// Pools in a cluster.
+pub const MAX_POOLS: usize = 20_000;
+/// Units in a pool.
+pub const MAX_UNITS: u32 = 1_000_000;
+
+/// One site of a cluster. Everything but `site` and the addresses it listens on is the same at all
+/// sites: they compare it when they meet, and refuse each other where it differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The cluster's name: sites of different clusters refuse each other.
+    pub cluster: String,
+    /// This site's name; one of the members.
+    pub site: String,
+    /// All sites and where the others reach them, `host:port`.
+    pub members: BTreeMap<String, String>,
+    /// Where this site listens for the others. Default: its address among the members.
+    pub listen: Option<String>,
+    /// Where clients are answered, `host:port`.
+    pub http: Option<String>,
+    /// A Unix socket for clients on this machine.
+    pub socket: Option<PathBuf>,
+    /// Where the incarnation is kept. Needed as soon as there are other sites.
+    pub state_dir: Option<PathBuf>,
+    /// The pools, by name.
+    pub pools: BTreeMap<String, PoolConfig>,
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// M, from 1 to [`MAX_UNITS`].
+    pub units: u32,
+    /// Names of the units, one each; none where they are numbered.
+    pub names: Vec<String>,
+    /// How it is shared.
+    pub protocol: Kind,
+    /// What happens to a lease that is not renewed.
+    pub on_expiry: OnExpiry,
+}
+
+impl PoolConfig {
+    /// So many numbered units, shared by the default protocol.
+    pub fn new(units: u32) -> Self {
+        let (names, on_expiry) = (Vec::new(), OnExpiry::Release);
+        Self { units, names, protocol: default_protocol(), on_expiry }
+    }
+
+    /// What people call a unit.
+    pub fn unit_name(&self, number: u32) -> String {
+        let name = usize::try_from(number).ok().and_then(|number| self.names.get(number));
+        name.cloned().unwrap_or_else(|| number.to_string())
+    }
+}
+
+/// The protocol of pools that name none: `roaming`, or what there is.
+pub fn default_protocol() -> Kind {
+    Kind::named("roaming").filter(|&kind| runs_in_a_site(kind)).unwrap_or(Kind::Permission)
+}
+
+/// The protocol of that name, if sites run it.
+pub fn protocol_named(name: &str) -> Result<Kind, String> {
+    match Kind::named(name) {
+        Some(kind) if runs_in_a_site(kind) => Ok(kind),
+        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
+        None => {
+            let names: Vec<&str> = Kind::ALL
+                .iter()
+                .filter(|&&kind| runs_in_a_site(kind))
+                .map(|kind| kind.name())
+                .collect();
+            Err(format!("there is no protocol `{name}`; there are {}", names.join(", ")))
+        }
+    }
+}
+
+/// Whether `name` can be a pool's or a site's name.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if !name.is_empty() && name.len() <= 64 && name.chars().all(good) {
+        return Ok(());
+    }
+    Err(format!("`{name}` is no name; use up to 64 letters, digits, `-`, `_` and `.`"))
+}
+
+impl Config {
+    /// A cluster of one site that nobody listens to: add pools, and start it.
+    pub fn single(site: &str) -> Self {
+        Self {
+            cluster: "local".into(),
+            site: site.into(),
+            members: BTreeMap::from([(site.into(), String::new())]),
+            listen: None,
+            http: None,
+            socket: None,
+            state_dir: None,
+            pools: BTreeMap::new(),
+        }
+    }
+
+    /// This site's number: its place among the names of all.
+    pub fn me(&self) -> SiteId {
+        self.number_of(&self.site).unwrap_or(SiteId(0))
+    }
+
+    /// A site's number.
+    pub fn number_of(&self, site: &str) -> Option<SiteId> {
+        let place = self.members.keys().position(|name| name == site)?;
+        u16::try_from(place).ok().map(SiteId)
+    }
+
+    /// A digest of what must be the same at all sites.
+    pub fn table(&self) -> u64 {
+        let names: Vec<&String> = self.members.keys().collect();
+        let pools: Vec<_> = self
+            .pools
+            .iter()
+            .map(|(name, pool)| {
+                (name, pool.units, &pool.names, pool.protocol.name(), pool.on_expiry.name())
+            })
+            .collect();
+        let text = format!("{names:?}{pools:?}");
+        // FNV-1a: against mistakes, not against malice.
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// Reads a configuration file.
+    pub fn parse(text: &str) -> Result<Self, Mistakes> {
+        let mut reader = Reader { text, mistakes: Vec::new() };
+        let config = reader.config();
+        reader.mistakes.sort_by_key(|mistake| mistake.line);
+        if reader.mistakes.is_empty() {
+            return Ok(config);
+        }
+        Err(Mistakes(reader.mistakes))
+    }
+}
+
+/// What may stand at the top of a file.
+const KEYS: [&str; 9] =
+    ["cluster", "site", "members", "listen", "http", "socket", "state_dir", "pools", "protocol"];
+
+/// All that is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Mistakes(pub Vec<Mistake>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, mistake) in self.0.iter().enumerate() {
+            let end = if i == 0 { "" } else { "\n" };
+            write!(f, "{end}line {}: {}", mistake.line, mistake.text)?;
+        }
+        Ok(())
+    }
+}
+
+/// One thing that is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong and what to do.
+    pub text: String,
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    mistakes: Vec<Mistake>,
+}
+
+type Table<'a> = DeTable<'a>;
+type Value<'a> = Spanned<DeValue<'a>>;
+
+impl Reader<'_> {
+    fn wrong(&mut self, span: Range<usize>, text: impl Into<String>) {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        self.mistakes.push(Mistake { line, text: text.into() });
+    }
+
+    fn config(&mut self) -> Config {
+        let mut config = Config::single("");
+        config.members.clear();
+        let (document, errors) = DeTable::parse_recoverable(self.text);
+        for error in &errors {
+            self.wrong(error.span().unwrap_or(0..0), error.message());
+        }
+        if !errors.is_empty() {
+            return config;
+        }
+        let table = document.get_ref();
+        self.unknown_keys(table, &KEYS, "");
+        if let Some(cluster) = self.string(table, "cluster") {
+            config.cluster = cluster;
+        }
+        config.site = self.string(table, "site").unwrap_or_default();
+        config.listen = self.address(table, "listen");
+        config.http = self.address(table, "http");
+        config.socket = self.string(table, "socket").map(PathBuf::from);
+        config.state_dir = self.string(table, "state_dir").map(PathBuf::from);
+        let protocol = match self.string(table, "protocol").map(|name| protocol_named(&name)) {
+            Some(Ok(kind)) => kind,
+            Some(Err(text)) => {
+                self.wrong(span_of(table, "protocol"), text);
+                default_protocol()
+            }
+            None => default_protocol(),
+        };
+        self.members(table, &mut config);
+        self.pools(table, protocol, &mut config);
+        config
+    }
+
+    fn members(&mut self, table: &Table<'_>, config: &mut Config) {
+        if let Some(members) = self.table(table, "members") {
+            for (name, value) in members {
+                if let Err(text) = check_name(name.get_ref()) {
+                    self.wrong(name.span(), text);
+                }
+                let address = value.get_ref().as_str().unwrap_or_default();
+                if !is_address(address) {
+                    self.wrong(value.span(), "an address is written \"host:port\"");
+                }
+                config.members.insert(name.get_ref().to_string(), address.to_owned());
+            }
+            if members.len() > MAX_SITES {
+                self.wrong(span_of(table, "members"), format!("more than {MAX_SITES} sites"));
+            }
+            if config.site.is_empty() && !table.contains_key("site") {
+                self.wrong(span_of(table, "members"), "`site` is missing: which one is this?");
+            }
+        } else if config.site.is_empty() {
+            config.site = "s0".into();
+        }
+        if config.members.is_empty() {
+            config.members.insert(config.site.clone(), String::new());
+        } else if !config.site.is_empty() && !config.members.contains_key(&config.site) {
+            let names: Vec<&str> = config.members.keys().map(String::as_str).collect();
+            let text =
+                format!("site `{}` is not a member; there are {}", config.site, names.join(", "));
+            self.wrong(span_of(table, "site"), text);
+        }
+        if config.members.len() > 1 && config.state_dir.is_none() {
+            self.wrong(
+                span_of(table, "members"),
+                "`state_dir` is missing: with other sites, a restart must be told from a pause",
+            );
+        }
+        if config.http.is_none() && config.socket.is_none() {
+            self.wrong(
+                0..0,
+                "neither `http` nor `socket` is given: no client could reach this site",
+            );
+        }
+    }
+
+    fn pools(&mut self, table: &Table<'_>, protocol: Kind, config: &mut Config) {
+        let Some(pools) = self.table(table, "pools") else {
+            if !table.contains_key("pools") {
+                self.wrong(0..0, "there are no pools; write [pools] and name = units");
+            }
+            return;
+        };
+        if pools.len() > MAX_POOLS {
+            self.wrong(span_of(table, "pools"), format!("more than {MAX_POOLS} pools"));
+        }
+        for (name, value) in pools {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            if let Some(pool) = self.pool(name.get_ref(), value, protocol) {
+                config.pools.insert(name.get_ref().to_string(), pool);
+            }
+        }
+    }
+
+    fn pool(&mut self, name: &str, value: &Value<'_>, protocol: Kind) -> Option<PoolConfig> {
+        let mut pool = PoolConfig { protocol, ..PoolConfig::new(1) };
+        match value.get_ref() {
+            DeValue::Integer(_) | DeValue::Array(_) => self.units(value, &mut pool)?,
+            DeValue::Table(table) => {
+                self.unknown_keys(table, &["units", "protocol", "on_expiry"], name);
+                let Some(units) = table.get("units") else {
+                    self.wrong(value.span(), format!("pool `{name}` has no `units`"));
+                    return None;
+                };
+                self.units(units, &mut pool)?;
+                if let Some(name) = self.string(table, "protocol") {
+                    match protocol_named(&name) {
+                        Ok(kind) => pool.protocol = kind,
+                        Err(text) => self.wrong(span_of(table, "protocol"), text),
+                    }
+                }
+                if let Some(name) = self.string(table, "on_expiry") {
+                    match OnExpiry::named(&name) {
+                        Some(policy) => pool.on_expiry = policy,
+                        None => self.wrong(
+                            span_of(table, "on_expiry"),
+                            format!("on_expiry is release, hold or quarantine, not `{name}`"),
+                        ),
+                    }
+                }
+            }
+            DeValue::String(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) => {
+                self.wrong(
+                    value.span(),
+                    format!("pool `{name}`: write a number of units, or names"),
+                );
+                return None;
+            }
+        }
+        Some(pool)
+    }
+
+    fn units(&mut self, value: &Value<'_>, pool: &mut PoolConfig) -> Option<()> {
+        if let Some(names) = value.get_ref().as_array() {
+            let mut seen = BTreeSet::new();
+            for name in names {
+                let text = name.get_ref().as_str().unwrap_or_default();
+                if let Err(text) = check_name(text) {
+                    self.wrong(name.span(), text);
+                } else if !seen.insert(text) {
+                    self.wrong(name.span(), format!("two units have the name `{text}`"));
+                }
+                pool.names.push(text.to_owned());
+            }
+        }
+        let count = match value.get_ref() {
+            DeValue::Array(names) => u32::try_from(names.len()).ok(),
+            DeValue::Integer(number) => u32::from_str_radix(number.as_str(), number.radix()).ok(),
+            DeValue::String(_)
+            | DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_)
+            | DeValue::Table(_) => None,
+        };
+        let Some(count) = count.filter(|count| (1..=MAX_UNITS).contains(count)) else {
+            let text = format!("units are a number from 1 to {MAX_UNITS}, or a list of names");
+            self.wrong(value.span(), text);
+            return None;
+        };
+        pool.units = count;
+        Some(())
+    }
+
+    fn table<'t, 'a>(&mut self, table: &'t Table<'a>, key: &str) -> Option<&'t Table<'a>> {
+        let value = table.get(key)?;
+        let inner = value.get_ref().as_table();
+        if inner.is_none() {
+            self.wrong(value.span(), format!("`{key}` is a table: write [{key}]"));
+        }
+        inner
+    }
+
+    fn string(&mut self, table: &Table<'_>, key: &str) -> Option<String> {
+        let value = table.get(key)?;
+        let text = value.get_ref().as_str();
+        if text.is_none_or(str::is_empty) {
+            self.wrong(value.span(), format!("`{key}` is a text: write {key} = \"…\""));
+        }
+        text.map(str::to_owned)
+    }
+
+    fn address(&mut self, table: &Table<'_>, key: &str) -> Option<String> {
+        let address = self.string(table, key)?;
+        if !is_address(&address) {
+            self.wrong(span_of(table, key), "an address is written \"host:port\"");
+        }
+        Some(address)
+    }
+
+    fn unknown_keys(&mut self, table: &Table<'_>, known: &[&str], pool: &str) {
+        for key in table.keys() {
+            let name: &str = key.get_ref();
+            if known.contains(&name) {
+                continue;
+            }
+            let near = known.iter().copied().filter(|k| distance(k, name) <= 2);
+            let hint = match near.min_by_key(|k| distance(k, name)) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("there are {}", known.join(", ")),
+            };
+            let place = if pool.is_empty() { String::new() } else { format!(" in pool `{pool}`") };
+            self.wrong(key.span(), format!("unknown key `{name}`{place}; {hint}"));
+        }
+    }
+}
+
+fn span_of(table: &Table<'_>, key: &str) -> Range<usize> {
+    table.get(key).map_or(0..0, Spanned::span)
+}
+
+/// Whether it is `host:port`.
+pub fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// How many letters to change, add or drop.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_good_file_is_read() {
+        let config = Config::parse(
+            r#"
+            cluster = "lab"
+            site = "b"
+            http = "127.0.0.1:7600"
+            state_dir = "/var/lib/kofm"
+            [members]
+            a = "10.0.0.1:7700"
+            b = "10.0.0.2:7700"
+            [pools]
+            reboot = 2
+            [pools.gpu]
+            units = ["gpu-0", "gpu-1"]
+            protocol = "permission"
+            on_expiry = "quarantine"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.me(), SiteId(1));
+        assert_eq!(config.pools["reboot"].units, 2);
+        assert_eq!(config.pools["gpu"].unit_name(1), "gpu-1");
+        assert_eq!(config.pools["reboot"].unit_name(1), "1");
+    }
+
+    #[test]
+    fn every_mistake_is_reported_with_its_line() {
+        let text = "site = \"c\"\nhtp = \"x\"\nhttp = \"nowhere\"\n[members]\na = \"h:1\"\n\
+                    b = 7\n[pools]\nx = 0\n\"y z\" = 1\n[pools.gpu]\nunits = [\"g\", \"g\"]\n\
+                    protocol = \"permision\"\non_expiry = \"never\"\n[pools.w]\nunit = 3\n";
+        let mistakes = Config::parse(text).unwrap_err();
+        let lines: Vec<usize> = mistakes.0.iter().map(|mistake| mistake.line).collect();
+        assert_eq!(lines, [1, 2, 3, 4, 6, 8, 9, 11, 12, 13, 14, 15], "{mistakes}");
+        assert!(mistakes.to_string().contains("did you mean `http`?"), "{mistakes}");
+    }
+
+    #[test]
+    fn garbage_is_refused_not_panicked_on() {
+        for text in ["[", "=", "a = [", "\u{0}", "site = 1", "pools = 3", "members = []"] {
+            assert!(Config::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_published_listing_never_runs_in_a_site() {
+        for kind in Kind::ALL {
+            if kind.profile().as_printed {
+                assert!(protocol_named(kind.name()).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A protocol chosen at run time: bytes in, bytes out.
+//!
+//! This is the one place where protocols lose their types. Everything else about them is in the
+//! core, and the core is the same in checker, simulator and site.
+
+use std::time::Duration;
+
+use kofm_core::{
+    Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, Kind, PeerFault, Protocol,
+    Rejection, SiteId, Stamp, Unit, Visitor, step,
+};
+
+/// What enters an engine.
+#[derive(Debug)]
+pub(crate) enum Move {
+    Claim { claim: Stamp, demand: Demand },
+    Release { claim: Stamp, part: Option<Demand> },
+    Withdraw { claim: Stamp },
+    Deliver { from: SiteId, clock: Clock, message: Vec<u8> },
+    Fire { timer: Vec<u8> },
+}
+
+/// What leaves it, in order.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Send { to: SiteId, clock: Clock, message: Vec<u8> },
+    Grant { claim: Stamp, units: Vec<Unit> },
+    Reject { claim: Stamp, reason: Rejection },
+    Arm { timer: Vec<u8>, min: Duration, max: Duration },
+    Disarm { timer: Vec<u8> },
+}
+
+/// A message that was refused. The protocol is unchanged.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("malformed message")]
+    Malformed,
+    #[error("{0}")]
+    Fault(PeerFault),
+}
+
+/// One protocol with all the pools that it shares.
+pub(crate) trait Engine: Send {
+    fn step(
+        &mut self,
+        clock: &mut Clock,
+        input: Move,
+        out: &mut Vec<Outcome>,
+    ) -> Result<(), Refused>;
+    fn next_stamp(&self, clock: Clock) -> Stamp;
+    fn explain(&self, claim: Stamp) -> Vec<Blocker>;
+    fn is_at_rest(&self) -> bool;
+}
+
+/// The engine for a protocol; `None` where it must not run in a site.
+pub(crate) fn start(kind: Kind, me: SiteId, cluster: &Cluster) -> Option<Box<dyn Engine>> {
+    runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster }))
+}
+
+/// Whether sites run it: published listings with their faults do not.
+pub(crate) fn runs_in_a_site(kind: Kind) -> bool {
+    let profile = kind.profile();
+    !profile.as_printed && profile.full_service
+}
+
+struct Start<'a> {
+    me: SiteId,
+    cluster: &'a Cluster,
+}
+
+impl Visitor for Start<'_> {
+    type Output = Box<dyn Engine>;
+
+    fn visit<P: Protocol>(self) -> Box<dyn Engine> {
+        let protocol = P::new(self.me, self.cluster);
+        Box::new(Running::<P> { protocol, effects: Effects::default() })
+    }
+}
+
+struct Running<P: Protocol> {
+    protocol: P,
+    /// Empty between steps; kept for its memory.
+    effects: EffectsOf<P>,
+}
+
+impl<P: Protocol> Engine for Running<P> {
+    fn step(
+        &mut self,
+        clock: &mut Clock,
+        input: Move,
+        out: &mut Vec<Outcome>,
+    ) -> Result<(), Refused> {
+        let input = match input {
+            Move::Claim { claim, demand } => Input::Claim { claim, demand },
+            Move::Release { claim, part } => Input::Release { claim, part },
+            Move::Withdraw { claim } => Input::Withdraw { claim },
+            Move::Deliver { from, clock, message } => {
+                let message = decode(&message)?;
+                Input::Deliver { from, clock, message }
+            }
+            Move::Fire { timer } => Input::Fire { timer: decode(&timer)? },
+        };
+        step(&mut self.protocol, clock, input, &mut self.effects).map_err(Refused::Fault)?;
+        out.extend(self.effects.drain().map(erase));
+        Ok(())
+    }
+
+    fn next_stamp(&self, clock: Clock) -> Stamp {
+        self.protocol.next_stamp(clock)
+    }
+
+    fn explain(&self, claim: Stamp) -> Vec<Blocker> {
+        self.protocol.explain(claim)
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.protocol.is_at_rest()
+    }
+}
+
+fn erase<M: serde::Serialize, T: serde::Serialize>(effect: Effect<M, T>) -> Outcome {
+    match effect {
+        Effect::Send { to, clock, message, serves: _ } => {
+            Outcome::Send { to, clock, message: encode(&message) }
+        }
+        // The lease's fence is taken later, when its units have names: see the site.
+        Effect::Grant { claim, fence: _, units } => Outcome::Grant { claim, units },
+        Effect::Reject { claim, reason } => Outcome::Reject { claim, reason },
+        Effect::Arm { timer, min, max } => Outcome::Arm { timer: encode(&timer), min, max },
+        Effect::Disarm { timer } => Outcome::Disarm { timer: encode(&timer) },
+    }
+}
+
+fn encode(value: &impl serde::Serialize) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("messages and timers are plain values")
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok(_) | Err(_) => Err(Refused::Malformed),
+    }
+}

@@ -1,0 +1,507 @@
+//! The HTTP API: JSON under `/v1`, metrics, health, and a page for people.
+//!
+//! Every answer is JSON, errors too. Bodies, headers, connections and waits are limited. Any site
+//! answers for the cluster: it asks the others, and names those that did not answer in the header
+//! `kofm-missing`.
+
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
+use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post, put};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio_stream::{Stream, StreamExt, StreamMap};
+use tracing::{debug, warn};
+
+use crate::api::{Code, Error, PutPool, State, Submit};
+use crate::duration;
+use crate::site::Site;
+
+/// Clients that may be connected at once.
+const MAX_CONNECTIONS: usize = 50_000;
+/// Of them, listeners to events.
+const MAX_LISTENERS: usize = 512;
+const MAX_BODY: usize = 1 << 20;
+const HEADERS_IN: Duration = Duration::from_secs(30);
+const BODY_IN: Duration = Duration::from_secs(10);
+
+const DASHBOARD: &str = include_str!("http/dashboard.html");
+const OPENAPI: &str = include_str!("http/openapi.json");
+
+#[derive(Clone, Debug)]
+struct App {
+    site: Site,
+    listeners: Arc<AtomicUsize>,
+}
+
+/// All paths of the API.
+pub fn router(site: Site) -> Router {
+    let app = App { site, listeners: Arc::default() };
+    Router::new()
+        .route("/v1/requests", post(submit))
+        .route("/v1/requests/{id}", get(watch).delete(cancel))
+        .route("/v1/leases", get(leases))
+        .route("/v1/leases/{id}", delete(release))
+        .route("/v1/leases/{id}/renew", post(renew))
+        .route("/v1/queue", get(queue))
+        .route("/v1/members", get(members))
+        .route("/v1/history", get(history))
+        .route("/v1/pools", get(pools))
+        .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
+        .route("/v1/semaphores", get(not_here))
+        .route("/v1/semaphores/{name}", put(not_here).get(not_here).delete(not_here))
+        .route("/v1/semaphores/{name}/p", post(not_here))
+        .route("/v1/semaphores/{name}/v", post(not_here))
+        .route("/v1/gangs", get(not_here))
+        .route("/v1/gangs/{name}", put(not_here).get(not_here).delete(not_here))
+        .route("/v1/gangs/{name}/start", post(not_here))
+        .route("/v1/events", get(events))
+        .route("/v1/fast", get(fast))
+        .route("/v1/pre-reboot", post(pre_reboot))
+        .route("/v1/steady-state", post(steady_state))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(livez))
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/openapi.json", get(|| async { ([(CONTENT_TYPE, "application/json")], OPENAPI) }))
+        .route("/", get(|| async { ([(CONTENT_TYPE, "text/html; charset=utf-8")], DASHBOARD) }))
+        .fallback(no_path)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(app)
+}
+
+/// Answers clients on a TCP port until the listener fails.
+pub async fn serve(site: Site, listener: TcpListener) {
+    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                if stream.set_nodelay(true).is_ok() {
+                    answer(stream, &router, &slots);
+                }
+            }
+            Err(error) => cannot_accept(&error).await,
+        }
+    }
+}
+
+/// Answers clients on a Unix socket.
+pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
+    // A socket that a dead process left behind would be in the way.
+    if std::os::unix::net::UnixStream::connect(path).is_err() {
+        let removed = std::fs::remove_file(path);
+        removed.or_else(|error| {
+            if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+        })?;
+    }
+    let listener = UnixListener::bind(path)?;
+    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => answer(stream, &router, &slots),
+            Err(error) => cannot_accept(&error).await,
+        }
+    }
+}
+
+async fn cannot_accept(error: &io::Error) {
+    warn!(%error, "cannot accept a client");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+fn answer<S>(stream: S, router: &Router, slots: &Arc<Semaphore>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Ok(slot) = Arc::clone(slots).try_acquire_owned() else {
+        // Closed at once: the client's retry is cheaper than our memory.
+        return warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
+    };
+    let service = TowerToHyperService::new(router.clone());
+    tokio::spawn(async move {
+        let served = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADERS_IN)
+            .max_buf_size(64 << 10)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+            .await;
+        if let Err(error) = served {
+            debug!(%error, "client");
+        }
+        drop(slot);
+    });
+}
+
+// Handlers
+
+type Answer = Result<Response, ApiError>;
+
+struct ApiError(Error);
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (status_of(self.0.error), json_body(&self.0)).into_response();
+        if matches!(self.0.error, Code::TooMany | Code::Draining | Code::Unreachable) {
+            response.headers_mut().insert("retry-after", 1.into());
+        }
+        response
+    }
+}
+
+const fn status_of(code: Code) -> StatusCode {
+    match code {
+        Code::UnknownPool | Code::UnknownRequest | Code::NotFound => StatusCode::NOT_FOUND,
+        Code::Infeasible | Code::Busy | Code::InUse => StatusCode::CONFLICT,
+        Code::Malformed => StatusCode::UNPROCESSABLE_ENTITY,
+        Code::Gone => StatusCode::GONE,
+        Code::Forbidden => StatusCode::FORBIDDEN,
+        Code::TooMany => StatusCode::TOO_MANY_REQUESTS,
+        Code::Draining | Code::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
+        Code::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        Code::Method => StatusCode::METHOD_NOT_ALLOWED,
+    }
+}
+
+fn json_body(value: &impl Serialize) -> Response {
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
+fn ok(value: &impl Serialize) -> Answer {
+    Ok(json_body(value))
+}
+
+/// A list, and in a header the sites that did not answer.
+#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
+fn listed<T: Serialize>((list, missing): (Vec<T>, Vec<String>)) -> Answer {
+    let mut response = json_body(&list);
+    if let Ok(missing) = missing.join(",").parse::<HeaderValue>()
+        && !missing.is_empty()
+    {
+        response.headers_mut().insert("kofm-missing", missing);
+    }
+    Ok(response)
+}
+
+/// Reads a body as JSON, whatever its content type says.
+async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiError> {
+    let malformed = |text: String| ApiError(Error::new(Code::Malformed, text));
+    let read = axum::body::to_bytes(request.into_body(), MAX_BODY);
+    let bytes: Bytes = match timeout(BODY_IN, read).await {
+        Ok(Ok(bytes)) => bytes,
+        Ok(Err(_)) => return Err(malformed(format!("the body is longer than {MAX_BODY} bytes"))),
+        Err(_) => return Err(malformed("the body did not come in time".into())),
+    };
+    serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
+}
+
+async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    let spec: Submit = body(request).await?;
+    let request = app.site.submit(spec).await?;
+    let status = match request.state {
+        State::Queued => StatusCode::ACCEPTED,
+        State::Granted | State::Released | State::Expired | State::Cancelled | State::Failed => {
+            StatusCode::OK
+        }
+    };
+    Ok((status, json_body(&request)).into_response())
+}
+
+#[derive(Deserialize)]
+struct WatchQuery {
+    wait: Option<String>,
+}
+
+async fn watch(
+    Shared(app): Shared<App>,
+    UrlPath(id): UrlPath<String>,
+    Query(query): Query<WatchQuery>,
+) -> Answer {
+    let wait = query.wait.as_deref().map(duration::parse).transpose();
+    let wait = wait.map_err(|text| Error::new(Code::Malformed, text))?;
+    ok(&app.site.watch(&id, wait.unwrap_or_default()).await?)
+}
+
+async fn cancel(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+    ok(&app.site.cancel(&id).await?)
+}
+
+async fn renew(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+    ok(&app.site.renew(&id).await?)
+}
+
+async fn release(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+    app.site.release(&id).await?;
+    ok(&json!({"id": id, "state": "released"}))
+}
+
+#[derive(Deserialize)]
+struct PoolQuery {
+    pool: Option<String>,
+    limit: Option<usize>,
+}
+
+async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+    let (mut list, missing) = app.site.leases().await?;
+    if let Some(pool) = query.pool {
+        list.retain(|lease| lease.units.contains_key(&pool));
+    }
+    listed((list, missing))
+}
+
+async fn queue(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+    let (mut list, missing) = app.site.queue().await?;
+    if let Some(pool) = query.pool {
+        list.retain(|request| request.want.contains_key(&pool));
+    }
+    listed((list, missing))
+}
+
+async fn members(Shared(app): Shared<App>) -> Answer {
+    ok(&app.site.members())
+}
+
+async fn history(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+    let (mut list, missing) = app.site.history(query.limit.unwrap_or(1000)).await?;
+    if let Some(pool) = query.pool {
+        list.retain(|happening| happening.want.contains_key(&pool));
+    }
+    listed((list, missing))
+}
+
+async fn pools(Shared(app): Shared<App>) -> Answer {
+    listed(app.site.pools().await?)
+}
+
+async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+    let (list, _) = app.site.pools().await?;
+    let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
+        let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+        return Err(Error::new(Code::UnknownPool, text).into());
+    };
+    ok(&pool)
+}
+
+async fn put_pool(
+    Shared(app): Shared<App>,
+    UrlPath(name): UrlPath<String>,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let spec: PutPool = body(request).await?;
+    app.site.put_pool(&name, spec).await?;
+    pool(Shared(app), UrlPath(name)).await
+}
+
+async fn remove_pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+    app.site.remove_pool(&name).await?;
+    ok(&json!({"name": name, "state": "removed"}))
+}
+
+async fn not_here() -> Answer {
+    Err(Error::new(Code::Unsupported, "semaphores and gangs are not in this build").into())
+}
+
+async fn no_path(uri: Uri) -> Answer {
+    let text = format!("there is nothing at {}; /openapi.json lists what there is", uri.path());
+    Err(Error::new(Code::NotFound, text).into())
+}
+
+async fn no_method(method: Method, uri: Uri) -> Answer {
+    Err(Error::new(Code::Method, format!("{method} does not work on {}", uri.path())).into())
+}
+
+/// Counts a listener while it listens.
+struct Listening(Arc<AtomicUsize>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn events(Shared(app): Shared<App>) -> Answer {
+    let count = app.listeners.fetch_add(1, Ordering::Relaxed);
+    let listening = Listening(app.listeners);
+    if count >= MAX_LISTENERS {
+        let text = format!("{MAX_LISTENERS} clients listen to events; try again later");
+        return Err(Error::new(Code::TooMany, text).into());
+    }
+    let mut streams = StreamMap::new();
+    for (number, events) in app.site.all_events().into_iter().enumerate() {
+        streams.insert(number, BroadcastStream::new(events));
+    }
+    let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
+    Ok(Sse::new(event_stream(streams, listening)).keep_alive(keep_alive).into_response())
+}
+
+fn event_stream(
+    streams: StreamMap<usize, BroadcastStream<Arc<crate::api::Happening>>>,
+    listening: Listening,
+) -> impl Stream<Item = Result<Event, Infallible>> {
+    streams.map(move |(_, happening)| {
+        // The stream owns its place in the count.
+        let _counted = &listening;
+        Ok(match happening {
+            Ok(happening) => Event::default()
+                .event(happening.event.clone())
+                .data(serde_json::to_string(&*happening).unwrap_or_default()),
+            Err(BroadcastStreamRecvError::Lagged(missed)) => {
+                Event::default().event("lagged").data(json!({"missed": missed}).to_string())
+            }
+        })
+    })
+}
+
+/// Goes on with frames instead of HTTP.
+async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    if request.headers().get(UPGRADE).is_none_or(|name| name != crate::fast::UPGRADE) {
+        let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
+        return Err(Error::new(Code::Malformed, text).into());
+    }
+    let upgraded = hyper::upgrade::on(request);
+    tokio::spawn(async move {
+        match timeout(HEADERS_IN, upgraded).await {
+            Ok(Ok(stream)) => crate::fast::serve(app.site, TokioIo::new(stream)).await,
+            Ok(Err(error)) => debug!(%error, "no upgrade"),
+            Err(_) => debug!("no upgrade in time"),
+        }
+    });
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, crate::fast::UPGRADE)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
+}
+
+async fn metrics(Shared(app): Shared<App>) -> Answer {
+    let text = app.site.metrics().await?;
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    Ok(([(CONTENT_TYPE, kind)], text).into_response())
+}
+
+/// The process and its site task are alive; never depends on peers.
+async fn livez(Shared(app): Shared<App>) -> Answer {
+    app.site.metrics().await?;
+    Ok("ok\n".into_response())
+}
+
+/// This site can serve. Peers that are away are named but are no reason to send clients elsewhere.
+async fn readyz(Shared(app): Shared<App>) -> Answer {
+    let troubles = app.site.troubles();
+    let ready = !troubles.iter().any(|it| it == "draining" || it.contains("without memory"));
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let text = if troubles.is_empty() { "ok".to_owned() } else { troubles.join("\n") };
+    Ok((status, text + "\n").into_response())
+}
+
+// FleetLock: reboot slots for Fedora CoreOS and Flatcar. A group is a pool; the node's id is the
+// request's, so that a node that asks again gets what it has.
+
+#[derive(Deserialize)]
+struct FleetLock {
+    client_params: FleetParams,
+}
+
+#[derive(Deserialize)]
+struct FleetParams {
+    id: String,
+    group: String,
+}
+
+/// Reboots take as long as they take: the slot is given back by the node.
+const FLEET_TTL: Duration = Duration::from_hours(30 * 24);
+
+async fn fleet(
+    app: &App,
+    headers: &HeaderMap,
+    request: HttpRequest<Body>,
+) -> Result<(String, String), Response> {
+    if headers.get("fleet-lock-protocol").is_none_or(|value| value != "true") {
+        let text = "the header fleet-lock-protocol: true is missing";
+        return Err(fleet_error(StatusCode::BAD_REQUEST, "missing_header", text));
+    }
+    let lock: FleetLock = body(request)
+        .await
+        .map_err(|error| fleet_error(StatusCode::BAD_REQUEST, "malformed", &error.0.message))?;
+    let FleetParams { id, group } = lock.client_params;
+    let pools = app.site.pools().await.map(|it| it.0).unwrap_or_default();
+    // Nodes without a group say `default`; people call the pool `reboot`.
+    let known = |name: &str| pools.iter().any(|pool| pool.name == name);
+    let pool = if group == "default" && !known("default") { "reboot".to_owned() } else { group };
+    if !known(&pool) {
+        let text = format!("there is no pool `{pool}`");
+        return Err(fleet_error(StatusCode::NOT_FOUND, "unknown_group", &text));
+    }
+    Ok((format!("fleetlock:{pool}:{id}"), pool))
+}
+
+fn fleet_error(status: StatusCode, kind: &str, value: &str) -> Response {
+    (status, json_body(&json!({"kind": kind, "value": value}))).into_response()
+}
+
+async fn pre_reboot(
+    Shared(app): Shared<App>,
+    headers: HeaderMap,
+    request: HttpRequest<Body>,
+) -> Response {
+    let (id, pool) = match fleet(&app, &headers, request).await {
+        Ok(it) => it,
+        Err(response) => return response,
+    };
+    let spec = Submit {
+        want: [(pool, 1)].into(),
+        ttl: Some(FLEET_TTL),
+        wait: Some(Duration::ZERO),
+        owner: Some(id.clone()),
+        reason: Some("reboot".into()),
+        id: Some(id),
+    };
+    match app.site.submit_as(spec, true).await {
+        Ok(request) if request.state == State::Granted => json_body(&json!({})),
+        Ok(_) => fleet_error(StatusCode::CONFLICT, "failed_lock", "all slots are taken"),
+        Err(error) => fleet_error(status_of(error.error), "failed_lock", &error.message),
+    }
+}
+
+async fn steady_state(
+    Shared(app): Shared<App>,
+    headers: HeaderMap,
+    request: HttpRequest<Body>,
+) -> Response {
+    let (id, _) = match fleet(&app, &headers, request).await {
+        Ok(it) => it,
+        Err(response) => return response,
+    };
+    match app.site.release_request(&id).await {
+        Ok(()) => json_body(&json!({})),
+        // A node that holds nothing is in a steady state.
+        Err(error) if error.error == Code::UnknownRequest => json_body(&json!({})),
+        Err(error) => fleet_error(status_of(error.error), "failed_unlock", &error.message),
+    }
+}

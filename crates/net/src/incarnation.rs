@@ -1,0 +1,98 @@
+//! The number of a site's life, durable before the first frame.
+//!
+//! A site that starts again has forgotten everything its peers rely on. The number tells them.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// The directory where a site keeps its incarnation, locked while the site lives.
+#[derive(Debug)]
+pub struct StateDir {
+    incarnation: u64,
+    /// Held open for its lock: two sites with one identity would answer for each other.
+    _lock: File,
+}
+
+/// Why a site cannot have its identity.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IdentityError {
+    /// The file system says no.
+    #[error("{path}: {source}")]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What it says.
+        source: io::Error,
+    },
+    /// Another process uses the directory.
+    #[error("{0}: another site runs in this directory")]
+    InUse(PathBuf),
+    /// The file is not what was written.
+    #[error(
+        "{0}: not an incarnation number; the peers know the last one, so restore the file, or \
+         write a larger number into it"
+    )]
+    Damaged(PathBuf),
+}
+
+impl StateDir {
+    /// Takes the next incarnation and makes it durable.
+    pub fn open(dir: &Path) -> Result<Self, IdentityError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| IdentityError::Io { path, source }
+        };
+        fs::create_dir_all(dir).map_err(io(dir))?;
+        let lock_path = dir.join("lock");
+        let lock = File::create(&lock_path).map_err(io(&lock_path))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| IdentityError::InUse(dir.to_owned()))?;
+
+        let path = dir.join("incarnation");
+        let last = match fs::read_to_string(&path) {
+            Ok(text) => parse(&text).ok_or_else(|| IdentityError::Damaged(path.clone()))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(io(&path)(error)),
+        };
+        let incarnation = last + 1;
+        let fresh = dir.join("incarnation.new");
+        let mut file = File::create(&fresh).map_err(io(&fresh))?;
+        writeln!(file, "{incarnation}").map_err(io(&fresh))?;
+        file.sync_all().map_err(io(&fresh))?;
+        fs::rename(&fresh, &path).map_err(io(&path))?;
+        // The rename itself has to survive, too.
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(io(dir))?;
+        Ok(Self { incarnation, _lock: lock })
+    }
+
+    /// The number of this life.
+    pub const fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+}
+
+fn parse(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|&n| n > 0 && n < 1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_life_has_a_larger_number_and_the_directory_to_itself() {
+        let dir = std::env::temp_dir().join(format!("kofm-incarnation-{}", std::process::id()));
+        let first = StateDir::open(&dir).unwrap();
+        assert_eq!(first.incarnation(), 1);
+        assert!(matches!(StateDir::open(&dir), Err(IdentityError::InUse(_))));
+        drop(first);
+        assert_eq!(StateDir::open(&dir).unwrap().incarnation(), 2);
+        fs::write(dir.join("incarnation"), "garbage").unwrap();
+        assert!(matches!(StateDir::open(&dir), Err(IdentityError::Damaged(_))));
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

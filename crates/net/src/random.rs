@@ -1,0 +1,40 @@
+//! Randomness from the system: ids that cannot be guessed, and jitter.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+/// So many random bytes, in hexadecimal.
+pub(crate) fn hex<const N: usize>() -> String {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let mut text = String::with_capacity(2 * N);
+    for byte in bytes::<N>() {
+        text.push(DIGITS[usize::from(byte >> 4)].into());
+        text.push(DIGITS[usize::from(byte & 15)].into());
+    }
+    text
+}
+
+/// A time in this range.
+pub(crate) fn between(min: Duration, max: Duration) -> Duration {
+    let range = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
+    let nanos = u64::from_le_bytes(bytes::<8>()).checked_rem(range).unwrap_or(0);
+    min + Duration::from_nanos(nanos)
+}
+
+fn bytes<const N: usize>() -> [u8; N] {
+    POOL.with_borrow_mut(|pool| {
+        if pool.len() < N {
+            // Ids are made for every grant; the system is asked once for many.
+            let mut fresh = vec![0; 4096];
+            getrandom::fill(&mut fresh).expect("the system has randomness once it is up");
+            *pool = fresh;
+        }
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&pool.split_off(pool.len() - N));
+        bytes
+    })
+}
+
+thread_local! {
+    static POOL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}

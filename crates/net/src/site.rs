@@ -1,0 +1,871 @@
+//! A site: one task that owns the protocols, and a handle for everybody who asks.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use kofm_net::config::{Config, PoolConfig};
+//! use kofm_net::Site;
+//!
+//! let mut config = Config::single("here");
+//! config.pools.insert("gpu".into(), PoolConfig::new(4));
+//! let site = Site::start(config).await?;
+//! let lease = site.acquire([("gpu", 2)]).await?;
+//! println!("{:?}", lease.units());
+//! drop(lease); // gives the units back
+//! # Ok(())
+//! # }
+//! ```
+
+mod core;
+mod metrics;
+mod views;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use kofm_core::SiteId;
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::time::timeout;
+
+use self::core::{Command, Core, MAX_WATCH, PoolState};
+use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
+use crate::boottime::Alarm;
+use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
+use crate::incarnation::{IdentityError, StateDir};
+use crate::link::{Identity, Mesh};
+
+/// How long other sites may take for an answer that is not a long poll.
+const PEER_PATIENCE: Duration = Duration::from_secs(2);
+/// Events that a slow listener may be behind.
+const EVENTS: usize = 4096;
+
+/// A running site. Cheap to clone; the site ends with [`Site::stop`].
+#[derive(Clone, Debug)]
+pub struct Site(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    incarnation: u64,
+    commands: mpsc::Sender<Command>,
+    mesh: Arc<Mesh>,
+    events: broadcast::Sender<Arc<api::Happening>>,
+    /// What each other site last said of its pools: counted on while it is away.
+    usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
+    /// All sites of the cluster, where they live in this process: only then can pools be changed
+    /// while it runs.
+    together: OnceLock<Vec<Weak<Self>>>,
+    /// One change at a time; the requests that keep units out of pools that were made smaller.
+    changing: tokio::sync::Mutex<BTreeMap<String, String>>,
+    draining: AtomicBool,
+    _state: Option<StateDir>,
+}
+
+/// Why a site does not start. Nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address is taken, or not this machine's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Its incarnation cannot be made durable.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The system has no more of something.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The configuration cannot be.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl Site {
+    /// Starts a site. With other members it listens for them; clients come through
+    /// [`crate::http::serve`] or this handle.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let listener = if config.members.len() > 1 {
+            let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
+            let bound = TcpListener::bind(address).await;
+            Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
+        } else {
+            None
+        };
+        Self::start_on(config, listener)
+    }
+
+    /// Starts all sites of a cluster in this process, on ports of the loopback interface. Their
+    /// pools can be changed while they run.
+    pub async fn start_together(
+        sites: usize,
+        pools: BTreeMap<String, PoolConfig>,
+    ) -> Result<Vec<Self>, StartError> {
+        let mut listeners = Vec::new();
+        let mut members = BTreeMap::new();
+        let width = sites.saturating_sub(1).to_string().len();
+        for number in 0..sites {
+            let address = "127.0.0.1:0".to_owned();
+            let listener = TcpListener::bind(&address).await;
+            let listener = listener.map_err(|source| StartError::Listen { address, source })?;
+            members.insert(format!("s{number:0width$}"), listener.local_addr()?.to_string());
+            listeners.push(listener);
+        }
+        let names: Vec<String> = members.keys().cloned().collect();
+        let mut list = Vec::new();
+        for (name, listener) in names.into_iter().zip(listeners) {
+            let (members, pools) = (members.clone(), pools.clone());
+            let config = Config { members, pools, ..Config::single(&name) };
+            list.push(Self::start_on(config, Some(listener))?);
+        }
+        let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
+        for site in &list {
+            site.0.together.get_or_init(|| together.clone());
+            site.connected().await;
+        }
+        Ok(list)
+    }
+
+    fn start_on(config: Config, listener: Option<TcpListener>) -> Result<Self, StartError> {
+        if !config.members.contains_key(&config.site) {
+            let text = format!("site `{}` is not a member", config.site);
+            return Err(StartError::Config(text));
+        }
+        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?;
+        let incarnation = state.as_ref().map_or(1, StateDir::incarnation);
+        let identity = Identity {
+            cluster: config.cluster.clone(),
+            me: config.me(),
+            incarnation,
+            table: config.table(),
+        };
+        let peers = config.members.iter().filter(|(name, _)| **name != config.site);
+        let peers =
+            peers.filter_map(|(name, address)| Some((config.number_of(name)?, address.clone())));
+        let (mesh, links) = Mesh::start(identity, peers.collect(), listener);
+        let (commands, receiver) = mpsc::channel(1024);
+        let events = broadcast::Sender::new(EVENTS);
+        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone());
+        tokio::spawn(core.run(links, receiver, Alarm::new()?));
+        let alone = config.members.len() == 1;
+        let inner = Arc::new(Inner {
+            config,
+            incarnation,
+            commands,
+            mesh,
+            events,
+            usage: Mutex::default(),
+            together: OnceLock::new(),
+            changing: tokio::sync::Mutex::default(),
+            draining: AtomicBool::new(false),
+            _state: state,
+        });
+        if alone {
+            inner.together.get_or_init(|| vec![Arc::downgrade(&inner)]);
+        }
+        Ok(Self(inner))
+    }
+
+    /// What the site was told.
+    pub fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    /// Waits until all other sites are connected.
+    pub async fn connected(&self) {
+        self.0.mesh.connected().await;
+    }
+
+    /// Waits for the units and holds them until the guard is dropped. Holder and site are one
+    /// process, so the lease needs no renewal.
+    pub async fn acquire<S: Into<String>>(
+        &self,
+        want: impl IntoIterator<Item = (S, u32)>,
+    ) -> Result<Held, api::Error> {
+        let want = want.into_iter().map(|(pool, units)| (pool.into(), units)).collect();
+        let spec = Submit { want, ..Submit::default() };
+        let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded, patience: None };
+        let mut request = self.request(call).await?;
+        // Whoever stops waiting leaves nothing behind.
+        let mut waiting = Waiting { site: self.clone(), id: Some(request.id.clone()) };
+        while request.state == api::State::Queued {
+            let call = Call::Watch { id: request.id.clone(), wait: MAX_WATCH };
+            request = self.request(call).await?;
+        }
+        waiting.id = None;
+        match request.lease {
+            Some(lease) => Ok(Held { site: self.clone(), lease }),
+            None => Err(api::Error::new(Code::Draining, request.cause.unwrap_or_default())),
+        }
+    }
+
+    /// Takes on a request, as `POST /v1/requests` does.
+    pub async fn submit(&self, spec: Submit) -> Result<api::Request, api::Error> {
+        self.submit_as(spec, false).await
+    }
+
+    pub(crate) async fn submit_as(
+        &self,
+        spec: Submit,
+        fresh: bool,
+    ) -> Result<api::Request, api::Error> {
+        let Some(id) = spec.id.clone().filter(|_| self.peers().next().is_some()) else {
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
+        };
+        // The id may be known at another site: the same id is one request in the whole cluster.
+        if let Answer::Known(true) = self.call(Call::Reserve(id.clone())).await? {
+            return self
+                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
+                .await;
+        }
+        let asker = self.0.config.me();
+        let answers = self.ask_all(&Call::Knows { id: id.clone(), asker }).await;
+        let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
+        let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
+        match known {
+            Some((peer, _)) => {
+                self.call(Call::Unreserve(id)).await?;
+                expect_request(self.ask(peer, call, PEER_PATIENCE * 2).await?)
+            }
+            None => self.request(call).await,
+        }
+    }
+
+    /// A request, after at most `wait`, or as soon as it is granted or ends. Names the blockers,
+    /// wherever they are.
+    pub async fn watch(&self, id: &str, wait: Duration) -> Result<api::Request, api::Error> {
+        let wait = wait.min(MAX_WATCH);
+        let call = Call::Watch { id: id.to_owned(), wait };
+        let request = self.anywhere(id, call, wait + PEER_PATIENCE).await?;
+        let request = expect_request(request)?;
+        if request.state == api::State::Queued { self.explain(request).await } else { Ok(request) }
+    }
+
+    /// Asks the sites in question who the blockers are.
+    async fn explain(&self, mut request: api::Request) -> Result<api::Request, api::Error> {
+        let Some(claim) = request.claim else { return Ok(request) };
+        let call = Call::Ahead { want: request.want.clone(), claim };
+        let mut answers = self.ask_all(&call).await;
+        answers.push((self.0.config.me(), self.call(call).await?));
+        for (peer, answer) in answers {
+            let Answer::Ahead { list, older } = answer else { continue };
+            let name = self.name_of(peer);
+            if name != request.site
+                && let Some(position) = &mut request.position
+            {
+                *position += older;
+            }
+            let (theirs, rest): (Vec<_>, Vec<_>) =
+                request.blocked_by.into_iter().partition(|it| it.site == name);
+            request.blocked_by = rest;
+            // What the site itself says is more than what the protocol knows of it.
+            let known = name == request.site || theirs.is_empty() || list.is_empty();
+            request.blocked_by.extend(if known { theirs } else { list });
+        }
+        request.blocked_by.sort_by_key(|it| it.state != "held");
+        Ok(request)
+    }
+
+    /// Gives up a request; nothing is left behind.
+    pub async fn cancel(&self, id: &str) -> Result<api::Request, api::Error> {
+        expect_request(self.anywhere(id, Call::Cancel(id.to_owned()), PEER_PATIENCE).await?)
+    }
+
+    /// Renews a lease.
+    pub async fn renew(&self, id: &str) -> Result<api::Lease, api::Error> {
+        let answer = self.at_home(id, Call::Renew(id.to_owned())).await?;
+        if let Answer::Lease(lease) = answer { Ok(*lease) } else { Err(nonsense()) }
+    }
+
+    /// Gives a lease back. Repeating it is harmless.
+    pub async fn release(&self, id: &str) -> Result<(), api::Error> {
+        self.at_home(id, Call::Release(id.to_owned())).await.map(|_| ())
+    }
+
+    pub(crate) async fn release_request(&self, id: &str) -> Result<(), api::Error> {
+        self.anywhere(id, Call::ReleaseRequest(id.to_owned()), PEER_PATIENCE).await.map(|_| ())
+    }
+
+    /// All leases, and the sites that did not answer.
+    pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
+        self.gather(
+            Call::Leases,
+            |answer| {
+                if let Answer::Leases(list) = answer { list } else { Vec::new() }
+            },
+        )
+        .await
+    }
+
+    /// All that wait, oldest first, and the sites that did not answer.
+    pub async fn queue(&self) -> Result<(Vec<api::Request>, Vec<String>), api::Error> {
+        let (mut list, missing) =
+            self.gather(Call::Queue, |answer| {
+                if let Answer::Queue(list) = answer { list } else { Vec::new() }
+            })
+            .await?;
+        list.sort_by_key(|request| request.claim);
+        let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
+        for request in &mut list {
+            // Exact for demands over one pool, and no less than the truth for others.
+            let ahead = request.want.keys().map(|pool| waiting.get(pool).copied().unwrap_or(0));
+            request.position = Some(1 + ahead.max().unwrap_or(0));
+            for pool in request.want.keys() {
+                *waiting.entry(pool.clone()).or_default() += 1;
+            }
+        }
+        Ok((list, missing))
+    }
+
+    /// What happened lately, at all sites, oldest first.
+    pub async fn history(
+        &self,
+        limit: usize,
+    ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
+        let (mut list, missing) = self
+            .gather(Call::History(limit), |answer| {
+                if let Answer::History(list) = answer { list } else { Vec::new() }
+            })
+            .await?;
+        list.sort_by_key(|happening| happening.at_ms);
+        let skipped = list.len().saturating_sub(limit);
+        Ok((list.split_off(skipped), missing))
+    }
+
+    /// All pools, counted over all sites; for sites that do not answer, what they last said.
+    pub async fn pools(&self) -> Result<(Vec<api::Pool>, Vec<String>), api::Error> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Pools(reply)).await?;
+        let pools = answer.await.map_err(|_| stopped())?;
+        let Answer::Usage(own) = self.call(Call::Usage).await? else { return Err(nonsense()) };
+        let mut all = vec![own];
+        let mut missing = Vec::new();
+        let answers: BTreeMap<SiteId, Answer> =
+            self.ask_all(&Call::Usage).await.into_iter().collect();
+        let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        for peer in self.peers() {
+            match answers.get(&peer) {
+                Some(Answer::Usage(usage)) => {
+                    known.insert(peer, usage.clone());
+                }
+                _ => missing.push(self.name_of(peer)),
+            }
+            all.extend(known.get(&peer).cloned());
+        }
+        drop(known);
+        Ok((count(pools, &all), missing))
+    }
+
+    /// The members as this site sees them.
+    pub fn members(&self) -> Vec<api::Member> {
+        let config = &self.0.config;
+        let mut list = vec![api::Member {
+            site: config.site.clone(),
+            number: config.me().0,
+            address: config.members[&config.site].clone(),
+            state: "self".into(),
+            incarnation: Some(self.0.incarnation),
+            trouble: None,
+            unacknowledged: 0,
+        }];
+        list.extend(self.0.mesh.info().into_iter().map(|link| {
+            api::Member {
+                site: self.name_of(link.peer),
+                number: link.peer.0,
+                address: link.address,
+                state: match (&link.broken, link.up) {
+                    (Some(_), _) => "refused",
+                    (None, true) => "up",
+                    (None, false) => "away",
+                }
+                .into(),
+                incarnation: link.incarnation,
+                trouble: link.broken.or(link.trouble),
+                unacknowledged: link.waiting as u64,
+            }
+        }));
+        list.sort_by_key(|member| member.number);
+        list
+    }
+
+    /// Why this site cannot serve everything now; empty where it can.
+    pub fn troubles(&self) -> Vec<String> {
+        let mut list = Vec::new();
+        if self.0.draining.load(Ordering::Relaxed) {
+            list.push("draining".to_owned());
+        }
+        for member in self.members() {
+            match member.state.as_str() {
+                "refused" => list.push(format!(
+                    "site {} came back without memory; restart all sites ({})",
+                    member.site,
+                    member.trouble.unwrap_or_default()
+                )),
+                "away" => list.push(format!("site {} is away", member.site)),
+                _ => {}
+            }
+        }
+        list
+    }
+
+    /// Everything that happens at this site from now on.
+    pub fn events(&self) -> broadcast::Receiver<Arc<api::Happening>> {
+        self.0.events.subscribe()
+    }
+
+    /// Events of all sites in this process, or of this one.
+    pub(crate) fn all_events(&self) -> Vec<broadcast::Receiver<Arc<api::Happening>>> {
+        let together = self.0.together.get();
+        let sites = together.into_iter().flatten().filter_map(Weak::upgrade);
+        let list: Vec<_> = sites.map(|site| site.events.subscribe()).collect();
+        if list.is_empty() { vec![self.events()] } else { list }
+    }
+
+    /// Counters, in the text form of Prometheus.
+    pub async fn metrics(&self) -> Result<String, api::Error> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Metrics(reply)).await?;
+        answer.await.map_err(|_| stopped())
+    }
+
+    /// Makes a pool, or makes it anew with other units while nobody uses it.
+    pub async fn put_pool(&self, name: &str, spec: api::PutPool) -> Result<(), api::Error> {
+        let malformed = |text| api::Error::new(Code::Malformed, text);
+        check_name(name).map_err(malformed)?;
+        let (units, names) = match spec.units {
+            api::UnitsSpec::Count(units) => (units, Vec::new()),
+            api::UnitsSpec::Names(names) => (u32::try_from(names.len()).unwrap_or(0), names),
+        };
+        if !(1..=MAX_UNITS).contains(&units) {
+            return Err(malformed(format!("units are 1 to {MAX_UNITS}")));
+        }
+        for (i, unit) in names.iter().enumerate() {
+            check_name(unit).map_err(malformed)?;
+            if names[..i].contains(unit) {
+                return Err(malformed(format!("two units have the name `{unit}`")));
+            }
+        }
+        let sites = self.together()?;
+        let mut drains = sites[0].0.changing.lock().await;
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Pools(reply)).await?;
+        let pools = answer.await.map_err(|_| stopped())?;
+        let state = pools.iter().find(|pool| pool.name == name);
+        let old = state.map(|pool| &pool.config);
+        let protocol = match &spec.protocol {
+            Some(name) => protocol_named(name).map_err(malformed)?,
+            None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
+        };
+        let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
+        let pool = PoolConfig { units, names, protocol, on_expiry };
+        let drained = drains.remove(name);
+        if let Some(drain) = &drained {
+            sites[0].release_request(drain).await?;
+        }
+        // The same pool with fewer units: some of them are taken out as they become free.
+        if let Some(old) = old
+            && units <= old.units
+            && (pool.names.is_empty() || pool.names == old.names)
+            && (pool.protocol, pool.on_expiry) == (old.protocol, old.on_expiry)
+        {
+            if let Some(drain) = sites[0].shrink(&sites, name, old.units, units).await? {
+                drains.insert(name.to_owned(), drain);
+            }
+            return Ok(());
+        }
+        if old.is_none() && pools.len() >= MAX_POOLS {
+            return Err(api::Error::new(Code::TooMany, format!("there are {MAX_POOLS} pools")));
+        }
+        if let Some(state) = state
+            && let Err(error) = remove_everywhere(&sites, name).await
+        {
+            // As it was before.
+            let (all, limit) = (state.config.units, state.limit);
+            if let Some(drain) = sites[0].shrink(&sites, name, all, limit).await? {
+                drains.insert(name.to_owned(), drain);
+            }
+            return Err(error);
+        }
+        // All sites have it before one of them takes a request for it.
+        for site in &sites {
+            let (reply, answer) = oneshot::channel();
+            let (name, pool) = (name.to_owned(), pool.clone());
+            site.command(Command::AddPool { name, pool, reply }).await?;
+            answer.await.map_err(|_| stopped())??;
+        }
+        for site in &sites {
+            site.command(Command::OpenPool(name.to_owned())).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a pool that nobody uses.
+    pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
+        let sites = self.together()?;
+        let mut drains = sites[0].0.changing.lock().await;
+        if let Some(drain) = drains.remove(name) {
+            sites[0].release_request(&drain).await?;
+        }
+        remove_everywhere(&sites, name).await
+    }
+
+    /// Takes units out of a pool of `all`, so that `left` stay. Says which request keeps them.
+    async fn shrink(
+        &self,
+        sites: &[Self],
+        name: &str,
+        all: u32,
+        left: u32,
+    ) -> Result<Option<String>, api::Error> {
+        for site in sites {
+            site.command(Command::LimitPool { name: name.to_owned(), limit: left }).await?;
+        }
+        if left == all {
+            return Ok(None);
+        }
+        let want = [(name.to_owned(), all - left)].into();
+        let owner = Some("kofm".to_owned());
+        let reason = Some("the pool was made smaller".to_owned());
+        let spec = Submit { want, owner, reason, ..Submit::default() };
+        let request = self
+            .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
+            .await?;
+        Ok(Some(request.id))
+    }
+
+    fn together(&self) -> Result<Vec<Self>, api::Error> {
+        let sites = self.0.together.get().into_iter().flatten();
+        let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
+        if list.is_empty() {
+            let text = "the pools of a cluster on several machines are fixed by its configuration; \
+                        change it at all sites and restart them";
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        Ok(list)
+    }
+
+    /// Takes on nothing more, ends what waits, and gives leases up to `patience` to end.
+    pub async fn drain(&self, patience: Duration) {
+        self.0.draining.store(true, Ordering::Relaxed);
+        let mut events = self.events();
+        if self.command(Command::Drain).await.is_err() {
+            return;
+        }
+        let ended = async {
+            while let Ok(Answer::Leases(leases)) = self.call(Call::Leases).await {
+                if leases.is_empty() || events.recv().await.is_err() {
+                    break;
+                }
+            }
+        };
+        timeout(patience, ended).await.ok();
+    }
+
+    /// Ends the site's links with a goodbye. What it holds is lost with it.
+    pub async fn stop(&self) {
+        self.0.mesh.stop();
+        // One turn for the goodbyes.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    // Calls
+
+    async fn command(&self, command: Command) -> Result<(), api::Error> {
+        self.0.commands.send(command).await.map_err(|_| stopped())
+    }
+
+    async fn call(&self, call: Call) -> Result<Answer, api::Error> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Call { call, reply }).await?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    /// Whether the site task can answer it alone.
+    pub(crate) fn is_local(&self, call: &Call) -> bool {
+        let home = match call {
+            Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Renew(id) | Call::Release(id) => home_of(id),
+            Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
+            Call::Submit { .. }
+            | Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::Watch { .. }
+            | Call::Cancel(_)
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_) => None,
+        };
+        self.0.config.members.len() == 1 || home == Some(self.0.config.me())
+    }
+
+    /// Calls that the site task can answer alone; the answers come through the channel.
+    pub(crate) async fn call_many(
+        &self,
+        list: Vec<(u64, Call)>,
+        answers: mpsc::Sender<crate::fast::Numbered>,
+    ) -> io::Result<()> {
+        self.command(Command::Calls { list, answers }).await.map_err(io::Error::other)
+    }
+
+    /// A call that another site may have to answer.
+    pub(crate) async fn call_anywhere(&self, call: Call) -> Result<Answer, api::Error> {
+        match call {
+            Call::Submit { spec, fresh, .. } => {
+                self.submit_as(spec, fresh).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Watch { id, wait } => {
+                self.watch(&id, wait).await.map(|it| Answer::Request(Box::new(it)))
+            }
+            Call::Cancel(id) => self.cancel(&id).await.map(|it| Answer::Request(Box::new(it))),
+            Call::Renew(id) => self.renew(&id).await.map(|it| Answer::Lease(Box::new(it))),
+            Call::Release(id) => self.release(&id).await.map(|()| Answer::Done),
+            call @ (Call::Reserve(_)
+            | Call::Unreserve(_)
+            | Call::Knows { .. }
+            | Call::ReleaseRequest(_)
+            | Call::Leases
+            | Call::Queue
+            | Call::Usage
+            | Call::Ahead { .. }
+            | Call::History(_)) => self.call(call).await,
+        }
+    }
+
+    async fn request(&self, call: Call) -> Result<api::Request, api::Error> {
+        expect_request(self.call(call).await?)
+    }
+
+    async fn ask(&self, peer: SiteId, call: Call, wait: Duration) -> Result<Answer, api::Error> {
+        let (reply, answer) = oneshot::channel();
+        self.command(Command::Ask { peer, call, reply }).await?;
+        let Ok(Ok(answer)) = timeout(wait, answer).await else {
+            let text = format!("site {} does not answer; try again", self.name_of(peer));
+            return Err(api::Error::new(Code::Unreachable, text));
+        };
+        answer
+    }
+
+    /// Asks all other sites at once; those that do not answer are left out.
+    async fn ask_all(&self, call: &Call) -> Vec<(SiteId, Answer)> {
+        let peers = self.peers().filter(|&peer| self.0.mesh.is_up(peer));
+        let tasks: Vec<_> = peers
+            .map(|peer| {
+                let (site, call) = (self.clone(), call.clone());
+                (peer, tokio::spawn(async move { site.ask(peer, call, PEER_PATIENCE).await }))
+            })
+            .collect();
+        let mut list = Vec::new();
+        for (peer, task) in tasks {
+            if let Ok(Ok(answer)) = task.await {
+                list.push((peer, answer));
+            }
+        }
+        list
+    }
+
+    async fn gather<T>(
+        &self,
+        call: Call,
+        part: impl Fn(Answer) -> Vec<T>,
+    ) -> Result<(Vec<T>, Vec<String>), api::Error> {
+        let mut list = part(self.call(call.clone()).await?);
+        let answers = self.ask_all(&call).await;
+        let missing = self.peers().filter(|peer| answers.iter().all(|it| it.0 != *peer));
+        let missing = missing.map(|peer| self.name_of(peer)).collect();
+        for (_, answer) in answers {
+            list.extend(part(answer));
+        }
+        Ok((list, missing))
+    }
+
+    /// Calls the site that a lease's id names.
+    async fn at_home(&self, id: &str, call: Call) -> Result<Answer, api::Error> {
+        match home_of(id).filter(|&home| home != self.0.config.me()) {
+            Some(home) if self.peers().any(|peer| peer == home) => {
+                self.ask(home, call, PEER_PATIENCE).await
+            }
+            Some(_) | None => self.call(call).await,
+        }
+    }
+
+    /// Calls the site that knows a request: this one, the one that its id names, or any.
+    async fn anywhere(&self, id: &str, call: Call, wait: Duration) -> Result<Answer, api::Error> {
+        let unknown = match self.call(call.clone()).await {
+            Err(error) if error.error == Code::UnknownRequest => error,
+            answer => return answer,
+        };
+        if let Some(home) = home_of(id).filter(|home| self.peers().any(|peer| peer == *home)) {
+            return self.ask(home, call, wait).await;
+        }
+        let asker = SiteId(u16::MAX);
+        let answers = self.ask_all(&Call::Knows { id: id.to_owned(), asker }).await;
+        let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
+        match known {
+            Some((peer, _)) => self.ask(peer, call, wait).await,
+            None => Err(unknown),
+        }
+    }
+
+    fn peers(&self) -> impl Iterator<Item = SiteId> + use<> {
+        let (me, sites) = (self.0.config.me(), self.0.config.members.len());
+        (0..u16::try_from(sites).unwrap_or(u16::MAX)).map(SiteId).filter(move |&it| it != me)
+    }
+
+    fn name_of(&self, site: SiteId) -> String {
+        self.0.config.members.keys().nth(site.index()).cloned().unwrap_or_default()
+    }
+}
+
+/// A lease held by this process; dropping it gives the units back.
+#[derive(Debug)]
+pub struct Held {
+    site: Site,
+    lease: api::Lease,
+}
+
+impl Held {
+    /// Names of the units, by pool.
+    pub const fn units(&self) -> &BTreeMap<String, Vec<String>> {
+        &self.lease.units
+    }
+
+    /// Larger than that of every earlier lease of one of these units.
+    pub const fn fence(&self) -> u64 {
+        self.lease.fence
+    }
+
+    /// The lease's id.
+    pub fn id(&self) -> &str {
+        &self.lease.id
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.site.send_later(Call::Release(self.lease.id.clone()));
+    }
+}
+
+/// Cancels a request whose waiter is dropped.
+struct Waiting {
+    site: Site,
+    id: Option<String>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(id) = self.id.take() {
+            self.site.send_later(Call::Cancel(id));
+        }
+    }
+}
+
+impl Site {
+    /// Sends a call whose answer nobody waits for, from where nothing can be awaited.
+    fn send_later(&self, call: Call) {
+        let (reply, _) = oneshot::channel();
+        let command = Command::Call { call, reply };
+        let Err(mpsc::error::TrySendError::Full(command)) = self.0.commands.try_send(command)
+        else {
+            return;
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let site = self.clone();
+            runtime.spawn(async move { site.command(command).await.is_ok() });
+        } else {
+            self.0.commands.blocking_send(command).ok();
+        }
+    }
+}
+
+async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
+    for site in sites {
+        let (reply, idle) = oneshot::channel();
+        site.command(Command::IsIdle { name: name.to_owned(), reply }).await?;
+        if !idle.await.map_err(|_| stopped())? {
+            let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
+            return Err(api::Error::new(Code::InUse, text));
+        }
+    }
+    let mut known = false;
+    for site in sites {
+        let (reply, removed) = oneshot::channel();
+        site.command(Command::RemovePool { name: name.to_owned(), reply }).await?;
+        known |= removed.await.map_err(|_| stopped())?;
+    }
+    if known {
+        return Ok(());
+    }
+    Err(api::Error::new(Code::UnknownPool, format!("there is no pool `{name}`")))
+}
+
+/// Counts pools over what all sites say. A unit that two of them name moved while they were
+/// asked: the larger fence is the newer.
+fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
+    let mut used: BTreeMap<&str, BTreeMap<u32, UsedUnit>> = BTreeMap::new();
+    let mut waiting: BTreeMap<&str, u64> = BTreeMap::new();
+    for usage in all.iter().flatten() {
+        *waiting.entry(&usage.pool).or_default() += usage.waiting;
+        let pool = used.entry(&usage.pool).or_default();
+        for unit in &usage.units {
+            let entry = pool.entry(unit.number).or_insert(*unit);
+            if entry.fence < unit.fence {
+                *entry = *unit;
+            }
+        }
+    }
+    let view = |PoolState { name, config, .. }: PoolState| {
+        let used = used.get(name.as_str()).into_iter().flatten();
+        let used: Vec<&UsedUnit> =
+            used.filter(|(number, _)| **number < config.units).map(|(_, unit)| unit).collect();
+        let number = |which: &dyn Fn(&UsedUnit) -> bool| {
+            u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
+        };
+        let (drained, quarantined) =
+            (number(&|unit| unit.drained), number(&|unit| unit.quarantined));
+        let held = number(&|unit| !unit.drained && !unit.quarantined);
+        let units = config.units - drained;
+        api::Pool {
+            units,
+            held,
+            free: units - held - quarantined,
+            quarantined,
+            waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
+            protocol: config.protocol.name().to_owned(),
+            on_expiry: config.on_expiry,
+            names: config.names,
+            name,
+        }
+    };
+    pools.into_iter().map(view).collect()
+}
+
+/// The site that gave an id out: `L2-…` and `R2-…` come from site 2.
+fn home_of(id: &str) -> Option<SiteId> {
+    let (home, _) = id.strip_prefix(['L', 'R'])?.split_once('-')?;
+    home.parse().ok().map(SiteId)
+}
+
+fn expect_request(answer: Answer) -> Result<api::Request, api::Error> {
+    if let Answer::Request(request) = answer { Ok(*request) } else { Err(nonsense()) }
+}
+
+fn nonsense() -> api::Error {
+    api::Error::new(Code::Unreachable, "another site answered something else than was asked")
+}
+
+fn stopped() -> api::Error {
+    api::Error::new(Code::Draining, "the site has stopped")
+}

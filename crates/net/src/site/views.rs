@@ -1,0 +1,214 @@
+//! What the site task shows of itself.
+
+use std::collections::BTreeMap;
+
+use kofm_core::Stamp;
+
+use crate::api::{self, Answer, Hold, OnExpiry, State, UsedUnit};
+use crate::boottime::Moment;
+use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
+
+/// Waiting requests of one pool from which on it is a crowd.
+const CROWD: usize = 256;
+
+impl Core {
+    pub(super) fn want_view(&self, request: &Request) -> api::Want {
+        let want = request.want.iter();
+        want.map(|&(pool, units)| (self.pools[pool].name.to_string(), units)).collect()
+    }
+
+    pub(super) fn units_view(&self, lease: &Lease) -> BTreeMap<String, Vec<String>> {
+        let units = lease.units.iter().map(|(&pool, numbers)| {
+            let pool = &self.pools[pool];
+            let names = numbers.iter().map(|&number| pool.config.unit_name(number)).collect();
+            (pool.name.to_string(), names)
+        });
+        units.collect()
+    }
+
+    pub(super) fn lease_view(&self, request: &Request) -> Option<api::Lease> {
+        let lease = request.lease.as_ref()?;
+        let now = Moment::now();
+        Some(api::Lease {
+            id: lease.id.to_string(),
+            request: request.id.to_string(),
+            units: self.units_view(lease),
+            fence: lease.fence,
+            ttl_ms: millis(lease.ttl),
+            expires_in_ms: millis(lease.expires.since(now)),
+            site: self.site.to_string(),
+            epoch: 1,
+            state: status_name(lease.status).to_owned(),
+            owner: request.owner.as_ref().map(ToString::to_string),
+            reason: request.reason.as_ref().map(ToString::to_string),
+            held_ms: millis(now.since(lease.since)),
+        })
+    }
+
+    /// A request. In a crowd, those who just came are told their place only: who is in front of
+    /// them takes longer to say the more there are.
+    pub(super) fn request_view(&self, key: u64, request: &Request, brief: bool) -> api::Request {
+        let queued = request.state == State::Queued;
+        let waiting = |pool: usize| self.pools[pool].waiting.len();
+        let crowd = brief && request.want.iter().any(|want| waiting(want.0) > CROWD);
+        let (claim, blocked_by) = match (queued, crowd) {
+            (true, false) => self.blockers(request),
+            (true, true) => (request.claim(), Vec::new()),
+            (false, _) => (None, Vec::new()),
+        };
+        let position = queued.then(|| 1 + claim.map_or(0, |claim| self.older(key, request, claim)));
+        let now = Moment::now();
+        let waited = if queued { now.since(request.submitted) } else { request.waited };
+        api::Request {
+            id: request.id.to_string(),
+            state: request.state,
+            want: self.want_view(request),
+            owner: request.owner.as_ref().map(ToString::to_string),
+            reason: request.reason.as_ref().map(ToString::to_string),
+            position,
+            blocked_by,
+            lease: self.lease_view(request),
+            cause: request.cause.clone(),
+            site: self.site.to_string(),
+            waited_ms: millis(waited),
+            claim,
+        }
+    }
+
+    /// Waiting requests of this site that are older and want one of the same pools.
+    fn older(&self, key: u64, request: &Request, claim: Stamp) -> u64 {
+        let older = |pool: usize| self.pools[pool].waiting.range(..(claim, key));
+        match request.want.as_slice() {
+            // The newest has all others in front, without counting them.
+            [(pool, _)] if self.pools[*pool].waiting.last() == Some(&(claim, key)) => {
+                self.pools[*pool].waiting.len() as u64 - 1
+            }
+            [(pool, _)] => older(*pool).count() as u64,
+            want => {
+                let mut keys: Vec<u64> =
+                    want.iter().flat_map(|&(pool, _)| older(pool).map(|it| it.1)).collect();
+                keys.sort_unstable();
+                keys.dedup();
+                keys.len() as u64
+            }
+        }
+    }
+
+    pub(super) fn blocker_view(&self, other: &Request, pool: usize) -> api::Blocker {
+        let lease = other.lease.as_ref();
+        let wanted = other.want.iter().find(|want| want.0 == pool).map_or(0, |want| want.1);
+        let now = Moment::now();
+        api::Blocker {
+            site: self.site.to_string(),
+            owner: other.owner.as_ref().map(ToString::to_string),
+            reason: other.reason.as_ref().map(ToString::to_string),
+            pool: self.pools[pool].name.to_string(),
+            units: wanted,
+            lease: lease.map(|lease| lease.id.to_string()),
+            state: if lease.is_some() { "held" } else { "queued" }.to_owned(),
+            expires_in_ms: lease.map(|lease| millis(lease.expires.since(now))),
+        }
+    }
+
+    pub(super) fn leases(&self) -> Vec<api::Lease> {
+        let mut list: Vec<_> = self
+            .requests
+            .values()
+            .filter(|request| request.lease.is_some() && request.hold != Hold::Drain)
+            .take(MAX_LISTED)
+            .filter_map(|request| self.lease_view(request))
+            .collect();
+        list.sort_by_key(|lease| lease.fence);
+        list
+    }
+
+    /// The requests that wait here, oldest first; without their blockers, which are costly.
+    pub(super) fn queue(&self) -> Vec<api::Request> {
+        let mut waiting: Vec<_> = self.pools.iter().flat_map(|pool| &pool.waiting).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting
+            .into_iter()
+            .take(MAX_LISTED)
+            .filter_map(|&(claim, key)| {
+                let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
+                let now = Moment::now();
+                Some(api::Request {
+                    id: request.id.to_string(),
+                    state: request.state,
+                    want: self.want_view(request),
+                    owner: request.owner.as_ref().map(ToString::to_string),
+                    reason: request.reason.as_ref().map(ToString::to_string),
+                    position: None,
+                    blocked_by: Vec::new(),
+                    lease: None,
+                    cause: None,
+                    site: self.site.to_string(),
+                    waited_ms: millis(now.since(request.submitted)),
+                    claim: Some(claim),
+                })
+            })
+            .collect()
+    }
+
+    /// What this site has of each pool; pools that it has nothing of are left out.
+    pub(super) fn usage(&self) -> Vec<api::Usage> {
+        let pools = self.pools.iter().filter(|pool| !pool.gone);
+        let used = pools.filter(|pool| !pool.used.is_empty() || !pool.waiting.is_empty());
+        used.map(|pool| api::Usage {
+            pool: pool.name.to_string(),
+            waiting: pool.waiting.len() as u64,
+            units: pool
+                .used
+                .iter()
+                .map(|(&number, key)| {
+                    let request = self.requests.get(key);
+                    let lease = request.and_then(|it| it.lease.as_ref());
+                    UsedUnit {
+                        number,
+                        fence: lease.map_or(0, |lease| lease.fence),
+                        quarantined: pool.config.on_expiry == OnExpiry::Quarantine
+                            && lease.is_some_and(|it| it.status == Status::Quarantined),
+                        drained: request.is_some_and(|it| it.hold == Hold::Drain),
+                    }
+                })
+                .collect(),
+        })
+        .collect()
+    }
+
+    /// Who of this site is in the way of another site's claim.
+    pub(super) fn ahead(&self, want: &api::Want, claim: Stamp) -> Answer {
+        let mut list = Vec::new();
+        let mut older = Vec::new();
+        for name in want.keys() {
+            let Some(&pool) = self.pool_by_name.get(name.as_str()) else { continue };
+            let mut holders: Vec<u64> = self.pools[pool].used.values().copied().collect();
+            holders.sort_unstable();
+            holders.dedup();
+            let waiting = self.pools[pool].waiting.iter().take_while(|it| it.0 < claim);
+            let waiting: Vec<u64> = waiting.map(|it| it.1).collect();
+            let keys = holders.iter().chain(&waiting).take(64);
+            let requests = keys.filter_map(|key| self.requests.get(key));
+            list.extend(requests.map(|request| self.blocker_view(request, pool)));
+            older.extend(waiting);
+        }
+        older.sort_unstable();
+        older.dedup();
+        Answer::Ahead { list, older: older.len() as u64 }
+    }
+
+    pub(super) fn recent(&self, limit: usize) -> Vec<api::Happening> {
+        let limit = limit.min(MAX_LISTED);
+        let skipped = self.history.len().saturating_sub(limit);
+        self.history.iter().skip(skipped).map(|it| api::Happening::clone(it)).collect()
+    }
+}
+
+const fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Live => "live",
+        Status::Held => "held",
+        Status::Quarantined => "quarantined",
+    }
+}

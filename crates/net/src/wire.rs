@@ -1,0 +1,357 @@
+//! Frames between sites: what is on the wire, and nothing else.
+//!
+//! A header of 16 bytes, then the body. The length is checked before anything is allocated, and
+//! the checksum before the body is read. `docs/WIRE.md` is the specification.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use kofm_core::SiteId;
+use serde::{Deserialize, Serialize};
+
+/// The version that this code speaks.
+pub const VERSION: u8 = 1;
+/// Bytes in front of each body.
+pub const HEADER: usize = 16;
+/// The longest body once a peer is known.
+pub const MAX_BODY: usize = 16 << 20;
+/// The longest body before that: a stranger cannot make a site allocate more.
+pub const MAX_GREETING: usize = 4 << 10;
+
+const MAGIC: [u8; 4] = *b"kofm";
+
+/// One frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Who I am, and where our session stands.
+    Hello(Hello),
+    /// I go on with you.
+    Welcome,
+    /// I do not.
+    Refuse(Refuse),
+    /// One message of the session.
+    Data {
+        /// Its number.
+        seq: u64,
+        /// The number of the next message that the sender expects.
+        ack: u64,
+        /// What the session carries.
+        payload: Bytes,
+    },
+    /// Nothing to say, but alive.
+    Ack {
+        /// The number of the next message that the sender expects.
+        ack: u64,
+    },
+    /// The sender stops; nothing more will come.
+    Bye,
+}
+
+/// The first frame in each direction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The oldest version that the sender speaks.
+    pub oldest: u8,
+    /// The newest version that the sender speaks.
+    pub newest: u8,
+    /// The cluster's name.
+    pub cluster: String,
+    /// The sender.
+    pub from: SiteId,
+    /// Whom it means to talk to.
+    pub to: SiteId,
+    /// The sender's incarnation.
+    pub incarnation: u64,
+    /// The receiver's incarnation as the sender knows it; 0 where they never talked.
+    pub known: u64,
+    /// The number of the next message that the sender expects.
+    pub received: u64,
+    /// A digest of members, pools and protocols: they must be the same everywhere.
+    pub table: u64,
+}
+
+/// Why a site does not go on with a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refuse {
+    /// For programs.
+    pub code: RefuseCode,
+    /// For people.
+    pub text: String,
+}
+
+/// Why a site does not go on with a peer, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RefuseCode {
+    /// No common version.
+    Version,
+    /// Another cluster, or another site than was meant.
+    Address,
+    /// Other members, pools or protocols.
+    Table,
+    /// An incarnation that is not the one of the session.
+    Reset,
+    /// Too many connections.
+    Busy,
+}
+
+/// Bytes that are no frame. The connection cannot go on: what follows has no meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The first bytes are not ours.
+    #[error("no kofm frame")]
+    Magic,
+    /// A version that this code does not speak.
+    #[error("frame version {0}, this site speaks {VERSION}")]
+    Version(u8),
+    /// A kind of frame that does not exist.
+    #[error("unknown kind of frame {0}")]
+    Kind(u8),
+    /// Longer than allowed.
+    #[error("a body of {length} bytes, {limit} are allowed")]
+    Length {
+        /// What the header says.
+        length: u64,
+        /// What is allowed here.
+        limit: usize,
+    },
+    /// Damaged on the way.
+    #[error("wrong checksum")]
+    Checksum,
+    /// The body does not fit its kind.
+    #[error("malformed body")]
+    Body,
+}
+
+impl Frame {
+    const fn kind(&self) -> u8 {
+        match self {
+            Self::Hello(_) => 1,
+            Self::Welcome => 2,
+            Self::Refuse(_) => 3,
+            Self::Data { .. } => 4,
+            Self::Ack { .. } => 5,
+            Self::Bye => 6,
+        }
+    }
+
+    /// Appends the frame to `out`.
+    pub fn encode(&self, out: &mut BytesMut) {
+        let start = out.len();
+        out.put_slice(&MAGIC);
+        out.put_u8(VERSION);
+        out.put_u8(self.kind());
+        out.put_u16_le(0);
+        out.put_u64_le(0);
+        match self {
+            Self::Hello(hello) => put(hello, out),
+            Self::Refuse(refuse) => put(refuse, out),
+            Self::Data { seq, ack, payload } => {
+                put(&(*seq, *ack), out);
+                out.put_slice(payload);
+            }
+            Self::Ack { ack } => put(ack, out),
+            Self::Welcome | Self::Bye => {}
+        }
+        let length = u32::try_from(out.len() - start - HEADER).expect("queued bodies are limited");
+        out[start + 8..start + 12].copy_from_slice(&length.to_le_bytes());
+        let sum = checksum(&out[start..start + 12], &out[start + HEADER..]);
+        out[start + 12..start + 16].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Takes one frame out of `buffer`; `None` where it is not complete yet.
+    pub fn decode(buffer: &mut BytesMut, limit: usize) -> Result<Option<Self>, WireError> {
+        // Strangers are refused at their first wrong byte, not when the header is full.
+        let known = buffer.len().min(MAGIC.len());
+        if buffer[..known] != MAGIC[..known] {
+            return Err(WireError::Magic);
+        }
+        if buffer.len() < HEADER {
+            return Ok(None);
+        }
+        if buffer[4] != VERSION {
+            return Err(WireError::Version(buffer[4]));
+        }
+        let kind = buffer[5];
+        if !(1..=6).contains(&kind) {
+            return Err(WireError::Kind(kind));
+        }
+        let length = u32::from_le_bytes([buffer[8], buffer[9], buffer[10], buffer[11]]);
+        let sum = u32::from_le_bytes([buffer[12], buffer[13], buffer[14], buffer[15]]);
+        let Some(length) = usize::try_from(length).ok().filter(|&length| length <= limit) else {
+            return Err(WireError::Length { length: length.into(), limit });
+        };
+        if buffer.len() < HEADER + length {
+            buffer.reserve(HEADER + length - buffer.len());
+            return Ok(None);
+        }
+        if checksum(&buffer[..12], &buffer[HEADER..HEADER + length]) != sum {
+            return Err(WireError::Checksum);
+        }
+        buffer.advance(HEADER);
+        Self::decode_body(kind, &buffer.split_to(length).freeze()).map(Some)
+    }
+
+    fn decode_body(kind: u8, body: &Bytes) -> Result<Self, WireError> {
+        Ok(match kind {
+            1 => Self::Hello(whole(body)?),
+            2 => empty(body, Self::Welcome)?,
+            3 => Self::Refuse(whole(body)?),
+            4 => {
+                let ((seq, ack), rest) = take::<(u64, u64)>(body)?;
+                let start = body.len() - rest;
+                Self::Data { seq, ack, payload: body.slice(start..) }
+            }
+            5 => Self::Ack { ack: whole(body)? },
+            6 => empty(body, Self::Bye)?,
+            _ => return Err(WireError::Kind(kind)),
+        })
+    }
+}
+
+fn put(value: &impl Serialize, out: &mut BytesMut) {
+    let body = postcard::to_stdvec(value).expect("plain values have an encoding");
+    out.put_slice(&body);
+}
+
+fn take<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<(T, usize), WireError> {
+    let (value, rest) = postcard::take_from_bytes(body).map_err(|_| WireError::Body)?;
+    Ok((value, rest.len()))
+}
+
+fn whole<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, WireError> {
+    match take(body)? {
+        (value, 0) => Ok(value),
+        _ => Err(WireError::Body),
+    }
+}
+
+fn empty(body: &[u8], frame: Frame) -> Result<Frame, WireError> {
+    if body.is_empty() { Ok(frame) } else { Err(WireError::Body) }
+}
+
+fn checksum(header: &[u8], body: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(header);
+    sum.update(body);
+    sum.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<(&'static str, Frame)> {
+        let hello = Hello {
+            oldest: 1,
+            newest: 1,
+            cluster: "lab".into(),
+            from: SiteId(0),
+            to: SiteId(2),
+            incarnation: 300,
+            known: 0,
+            received: 5,
+            table: 0x0102_0304_0506_0708,
+        };
+        let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
+        vec![
+            (
+                "6b6f666d01010000150000006f7117150101036c61620002ac02000588\
+                 8e98a8c0e0808101",
+                Frame::Hello(hello),
+            ),
+            ("6b6f666d0102000000000000e46fd9cb", Frame::Welcome),
+            ("6b6f666d01030000040000005a70181503026e6f", Frame::Refuse(refuse)),
+            (
+                "6b6f666d01040000050000008da93eb00780016869",
+                Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
+            ),
+            ("6b6f666d01050000010000008e88d73b09", Frame::Ack { ack: 9 }),
+            ("6b6f666d0106000000000000f74b963f", Frame::Bye),
+        ]
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for byte in bytes {
+            write!(text, "{byte:02x}").unwrap();
+        }
+        text
+    }
+
+    #[test]
+    fn frames_look_as_documented() {
+        for (golden, frame) in samples() {
+            let mut out = BytesMut::new();
+            frame.encode(&mut out);
+            assert_eq!(hex(&out), golden.replace(' ', ""), "{frame:?}");
+            assert_eq!(Frame::decode(&mut out, MAX_BODY), Ok(Some(frame)));
+            assert!(out.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_frame_may_come_byte_by_byte() {
+        for (_, frame) in samples() {
+            let mut whole = BytesMut::new();
+            frame.encode(&mut whole);
+            let mut buffer = BytesMut::new();
+            for (i, byte) in whole.iter().enumerate() {
+                assert_eq!(Frame::decode(&mut buffer, MAX_BODY), Ok(None), "byte {i}");
+                buffer.put_u8(*byte);
+            }
+            assert_eq!(Frame::decode(&mut buffer, MAX_BODY), Ok(Some(frame)));
+        }
+    }
+
+    #[test]
+    fn a_long_body_is_refused_before_it_is_read() {
+        let mut buffer = BytesMut::new();
+        buffer.put_slice(b"kofm\x01\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
+        assert!(matches!(error, WireError::Length { .. }), "{error}");
+        assert!(buffer.capacity() < 1024);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        for (_, frame) in samples() {
+            let mut whole = BytesMut::new();
+            frame.encode(&mut whole);
+            for bit in 0..whole.len() * 8 {
+                let mut damaged = whole.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                let decoded = Frame::decode(&mut damaged, MAX_BODY);
+                assert!(!matches!(decoded, Ok(Some(_))), "bit {bit} of {frame:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_never_panics() {
+        // A fixed sequence: the same bytes in every run.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        for round in 0..20_000_u32 {
+            let mut buffer = BytesMut::new();
+            if round % 2 == 0 {
+                // A right header in front, so that bodies are reached.
+                let kind = u8::try_from(next() % 6 + 1).unwrap();
+                let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
+                buffer.put_slice(b"kofm\x01");
+                buffer.put_slice(&[kind, 0, 0]);
+                buffer.put_u32_le(u32::try_from(body.len()).unwrap());
+                let sum = checksum(&buffer[..12], &body);
+                buffer.put_u32_le(sum);
+                buffer.put_slice(&body);
+            } else {
+                (0..next() % 64).for_each(|_| buffer.put_u8(next().to_le_bytes()[0]));
+            }
+            drop(Frame::decode(&mut buffer, MAX_GREETING));
+        }
+    }
+}
