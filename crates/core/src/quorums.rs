@@ -164,6 +164,18 @@ impl RequestSets {
         Ok(Self { sites: terms.sites, named, shape })
     }
 
+    /// Whether what is said about the arbiters of a cluster can be done: the first pool where it
+    /// cannot, and why. What is not said can always be done.
+    pub fn check(cluster: &Cluster) -> Result<(), (PoolId, QuorumError)> {
+        for &pool in cluster.arbitration.keys() {
+            let exists = cluster.pools.get(pool.index()).is_some_and(|units| !units.is_zero());
+            if exists {
+                Self::new(&Terms::of(cluster, pool)).map_err(|error| (pool, error))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The construction that was named, or chosen.
     pub const fn construction(&self) -> Construction {
         self.shape.construction()

@@ -1,7 +1,7 @@
 //! What `sim` and `check` have in common on the command line.
 
 use clap::Args;
-use kofm_core::quorums::{Arbitration, Construction, RequestSets, Terms};
+use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Kind, PoolId, SiteId, Units};
 
@@ -84,17 +84,9 @@ impl Lab {
         if said == Arbitration::default() {
             return Ok(());
         }
-        let mut checked = None;
-        for pool in (0..).map(PoolId).take(self.units.len()) {
-            cluster.arbitration.insert(pool, said.clone());
-            // Pools of the same size have the same sets.
-            let terms = Terms::of(cluster, pool);
-            if checked.as_ref() != Some(&terms) {
-                RequestSets::new(&terms).map_err(|error| Exit::usage(error.to_string()))?;
-                checked = Some(terms);
-            }
-        }
-        Ok(())
+        let pools = (0..).map(PoolId).take(self.units.len());
+        cluster.arbitration = pools.map(|pool| (pool, said.clone())).collect();
+        RequestSets::check(cluster).map_err(|(_, error)| Exit::usage(error.to_string()))
     }
 
     /// The shape as the user named it, where it is not the usual one.

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
+use kofm_core::quorums::RequestSets;
 use kofm_core::{Clock, Cluster, Effect, Effects, Input, Protocol, SiteId, step};
 use serde::{Deserialize, Serialize};
 
@@ -147,6 +148,8 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     if header.cluster.sites == 0 || header.cluster.pools.is_empty() {
         return Err("line 1: a cluster has at least one site and one pool".into());
     }
+    RequestSets::check(&header.cluster)
+        .map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
     Ok(header)
 }
 

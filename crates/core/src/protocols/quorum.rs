@@ -68,6 +68,8 @@
 mod arbiter;
 mod ballot;
 pub mod rules;
+#[cfg(test)]
+mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -172,8 +174,7 @@ impl<R: Rules> Protocol for Quorum<R> {
     type Message = Message;
     type Timer = ();
 
-    /// The terms of all pools can be met: whoever makes a cluster has checked its
-    /// [`arbitration`](Cluster::arbitration).
+    /// The terms of all pools can be met: whoever makes a cluster has asked [`RequestSets::check`].
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         Self {
             me,
