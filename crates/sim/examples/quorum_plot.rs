@@ -129,7 +129,7 @@ fn chart(series: &[Series]) -> String {
 </style>
 <rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="10"/>
 <text class="ink title" x="{LEFT}" y="38">Messages per grant, {UNITS} units</text>
-<text class="soft" x="{LEFT}" y="60">simulated at a quarter of full load; both axes logarithmic</text>
+<text class="soft" x="{LEFT}" y="60">simulated at a quarter of full load, logarithmic axes</text>
 "#
     );
     axes(&mut svg);

@@ -40,7 +40,7 @@
 //!
 //! Reliable first-in first-out links. Sites do not crash, but in the threshold form (a crash budget
 //! in [`Arbitration`](crate::quorums::Arbitration)) that many arbiters may fall silent for ever.
-//! A claim there asks the whole group and is held with fewer grants; nothing is done about the dead.
+//! A claim there asks the whole group and is held with fewer grants; the dead need no care.
 //!
 //! # Why it is safe
 //!

@@ -89,7 +89,7 @@ fn every_slip_is_caught() {
     assert_eq!(caught::<WithdrawsInSilence>(), Some(("rest", 6)));
 }
 
-/// It takes four claims and no fifth that would start another recall: too much for the checker here.
+/// It takes four claims and no fifth that would start another recall, too much for the checker.
 #[test]
 fn a_recall_that_is_not_repeated_leaves_claims_waiting() {
     let stuck = |seed| {

@@ -27,7 +27,10 @@ readings! {
     Unchecked: [UncheckedRelease];
     Vacuous: [VacuousSets];
     OwnAlways: [OwnRecallAlways];
-    Literal: [DeafSelect, Untagged, StampPerMessage, UncheckedRelease, OwnRecallAlways, VacuousSets, DeafClock];
+    Literal: [
+        DeafSelect, Untagged, StampPerMessage, UncheckedRelease, OwnRecallAlways, VacuousSets,
+        DeafClock
+    ];
 }
 
 fn everybody(sites: u16, units: u32) -> Cluster {
