@@ -52,7 +52,7 @@ pub(crate) struct Demand {
     /// What for, shown to others
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Who asks, shown to others [default: user@host]
+    /// Who asks, shown to others (default: user@host)
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
     /// A name for the request: used twice, it is one request

@@ -7,7 +7,8 @@ use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, SiteId};
+use kofm_core::quorums::{Arbitration, Construction, RequestSets};
+use kofm_core::{Cluster, Kind, PoolId, SiteId};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -54,13 +55,15 @@ pub struct PoolConfig {
     pub protocol: Kind,
     /// What happens to a lease that is not renewed.
     pub on_expiry: OnExpiry,
+    /// Who decides, where the protocol asks arbiters; without it the best that there is.
+    pub arbitration: Option<Arbitration>,
 }
 
 impl PoolConfig {
     /// So many numbered units, shared by the default protocol.
     pub fn new(units: u32) -> Self {
         let (names, on_expiry) = (Vec::new(), OnExpiry::Release);
-        Self { units, names, protocol: default_protocol(), on_expiry }
+        Self { units, names, protocol: default_protocol(), on_expiry, arbitration: None }
     }
 
     /// What people call a unit.
@@ -70,9 +73,10 @@ impl PoolConfig {
     }
 }
 
-/// The protocol of pools that name none: `roaming`, or what there is.
+/// The protocol of pools that name none. `roaming` costs fewer messages, but makes claims wait longer
+/// than `permission` does where many sites saturate a pool.
 pub fn default_protocol() -> Kind {
-    Kind::named("roaming").filter(|&kind| runs_in_a_site(kind)).unwrap_or(Kind::Permission)
+    Kind::Permission
 }
 
 /// The protocol of that name, if sites run it.
@@ -133,7 +137,8 @@ impl Config {
             .pools
             .iter()
             .map(|(name, pool)| {
-                (name, pool.units, &pool.names, pool.protocol.name(), pool.on_expiry.name())
+                let sharing = (pool.protocol.name(), &pool.arbitration);
+                (name, pool.units, &pool.names, sharing, pool.on_expiry.name())
             })
             .collect();
         let text = format!("{names:?}{pools:?}");
@@ -287,7 +292,10 @@ impl Reader<'_> {
             if let Err(text) = check_name(name.get_ref()) {
                 self.wrong(name.span(), text);
             }
-            if let Some(pool) = self.pool(name.get_ref(), value, protocol) {
+            if let Some(mut pool) = self.pool(name.get_ref(), value, protocol) {
+                if let Some(table) = value.get_ref().as_table() {
+                    self.arbitration(table, config, &mut pool);
+                }
                 config.pools.insert(name.get_ref().to_string(), pool);
             }
         }
@@ -298,7 +306,9 @@ impl Reader<'_> {
         match value.get_ref() {
             DeValue::Integer(_) | DeValue::Array(_) => self.units(value, &mut pool)?,
             DeValue::Table(table) => {
-                self.unknown_keys(table, &["units", "protocol", "on_expiry"], name);
+                let known =
+                    ["units", "protocol", "on_expiry", "construction", "crashes", "arbiters"];
+                self.unknown_keys(table, &known, name);
                 let Some(units) = table.get("units") else {
                     self.wrong(value.span(), format!("pool `{name}` has no `units`"));
                     return None;
@@ -329,6 +339,52 @@ impl Reader<'_> {
             }
         }
         Some(pool)
+    }
+
+    /// What a pool says about its arbiters, checked as a whole.
+    fn arbitration(&mut self, table: &Table<'_>, config: &Config, pool: &mut PoolConfig) {
+        let keys = ["construction", "crashes", "arbiters"];
+        let Some(first) = keys.into_iter().find(|key| table.contains_key(*key)) else { return };
+        if pool.protocol != Kind::Quorum {
+            let text = format!("`{first}` is for pools with protocol = \"quorum\"");
+            return self.wrong(span_of(table, first), text);
+        }
+        let mut said = Arbitration::default();
+        if let Some(name) = self.string(table, "construction") {
+            said.construction = Construction::named(&name);
+            if said.construction.is_none() {
+                let names: Vec<_> = Construction::ALL.iter().map(|it| it.name()).collect();
+                let text = format!("there is no construction `{name}`: use {}", names.join(", "));
+                return self.wrong(span_of(table, "construction"), text);
+            }
+        }
+        if let Some(value) = table.get("crashes") {
+            let number = value.get_ref().as_integer();
+            let number = number.and_then(|n| u16::from_str_radix(n.as_str(), n.radix()).ok());
+            let Some(number) = number else {
+                return self.wrong(value.span(), "crashes is a number of sites");
+            };
+            said.crashes = number;
+        }
+        if let Some(value) = table.get("arbiters") {
+            let mut arbiters = Vec::new();
+            for name in value.get_ref().as_array().into_iter().flatten() {
+                let text = name.get_ref().as_str().unwrap_or_default();
+                let place = config.members.keys().position(|member| member == text);
+                match place.and_then(|place| u16::try_from(place).ok()) {
+                    Some(place) => arbiters.push(SiteId(place)),
+                    None => self.wrong(name.span(), format!("`{text}` is not a member")),
+                }
+            }
+            said.arbiters = Some(arbiters);
+        }
+        let sites = u16::try_from(config.members.len()).unwrap_or(u16::MAX);
+        let mut cluster = Cluster::new(sites, pool.units);
+        cluster.arbitration.insert(PoolId(0), said.clone());
+        if let Err((_, problem)) = RequestSets::check(&cluster) {
+            return self.wrong(span_of(table, first), problem.to_string());
+        }
+        pool.arbitration = Some(said);
     }
 
     fn units(&mut self, value: &Value<'_>, pool: &mut PoolConfig) -> Option<()> {
@@ -485,6 +541,33 @@ mod tests {
             if kind.profile().as_printed {
                 assert!(protocol_named(kind.name()).is_err());
             }
+        }
+    }
+
+    #[test]
+    fn a_quorum_pool_may_say_who_decides() {
+        let text = |pool: &str| {
+            format!(
+                "http = \"127.0.0.1:1\"\nsite = \"a\"\nstate_dir = \"/tmp\"\n[members]\n\
+                 a = \"h:1\"\nb = \"h:2\"\nc = \"h:3\"\n[pools.gpu]\nunits = 1\n{pool}\n"
+            )
+        };
+        let quorum = |rest: &str| text(&format!("protocol = \"quorum\"\n{rest}"));
+        let good = "construction = \"threshold\"\ncrashes = 1\narbiters = [\"a\", \"b\", \"c\"]";
+        let config = Config::parse(&quorum(good)).unwrap();
+        let said = config.pools["gpu"].arbitration.clone().unwrap();
+        assert_eq!(said.crashes, 1);
+        assert_eq!(said.arbiters, Some(vec![SiteId(0), SiteId(1), SiteId(2)]));
+        for (bad, hint) in [
+            (quorum("construction = \"heap\""), "there is no construction"),
+            (quorum("crashes = 2"), "the most is 1"),
+            (quorum("crashes = -1"), "a number of sites"),
+            (quorum("arbiters = [\"z\"]"), "not a member"),
+            (quorum("arbiters = []"), ""),
+            (text("crashes = 1"), "protocol = \"quorum\""),
+        ] {
+            let mistakes = Config::parse(&bad).unwrap_err().to_string();
+            assert!(mistakes.contains(hint), "{bad}: {mistakes}");
         }
     }
 }

@@ -465,7 +465,7 @@ impl Site {
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
-        let pool = PoolConfig { units, names, protocol, on_expiry };
+        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration: None };
         let drained = drains.remove(name);
         if let Some(drain) = &drained {
             sites[0].release_request(drain).await?;

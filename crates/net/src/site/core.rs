@@ -1311,7 +1311,10 @@ impl Core {
         let number = self.engines.len();
         let sites = u16::try_from(self.members.len()).unwrap_or(u16::MAX);
         let units: Vec<Units> = pools.iter().map(|(_, pool)| Units(pool.units)).collect();
-        let cluster = Cluster { pools: units.clone(), ..Cluster::new(sites, 1) };
+        let said = (0..).map(PoolId).zip(&pools);
+        let said = said.filter_map(|(id, (_, pool))| Some((id, pool.arbitration.clone()?)));
+        let arbitration = said.collect();
+        let cluster = Cluster { pools: units.clone(), arbitration, ..Cluster::new(sites, 1) };
         let engine = engine::start(kind, self.me, &cluster).expect("checked by the configuration");
         let first = self.pools.len();
         let count = pools.len();
