@@ -1,8 +1,8 @@
 //! Protocols that share k units out of M among sites, as pure values.
 //!
 //! A protocol at one site is a struct: no clock, no I/O, no randomness. Inputs go in through
-//! [`step`], effects come out in order. Whoever drives it keeps one rule: carry out *all* effects of
-//! a step, in order, before the next step.
+//! [`step`], effects come out in order. Whoever drives it keeps one rule: carry out *all* effects
+//! of a step, in order, before the next step.
 //!
 //! ```
 //! use kofm_core::protocols::permission::Permission;
@@ -39,8 +39,8 @@
 //! # Ok::<(), kofm_core::PeerFault>(())
 //! ```
 //!
-//! Where to go from here: [`Protocol`] is the trait, [`protocols`] the list, [`parts`] what protocols
-//! share, [`quorums`] request sets.
+//! Where to go from here: [`Protocol`] is the trait, [`protocols`] the list, [`parts`] what
+//! protocols share, [`quorums`] request sets.
 #![no_std]
 
 extern crate alloc;

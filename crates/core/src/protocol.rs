@@ -38,7 +38,8 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
         clock.next_stamp(self.me())
     }
 
-    /// A client asks. The demand is feasible; the stamp is that of [`next_stamp`](Self::next_stamp).
+    /// A client asks. The demand is feasible; the stamp is that of
+    /// [`next_stamp`](Self::next_stamp).
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>);
     /// A holder gives back a part, or with `None` all that is left. Where units have names, a part
     /// is those that the grant listed last. Unknown claims are ignored.

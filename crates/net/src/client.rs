@@ -1,7 +1,7 @@
 //! A client of the HTTP API, over TCP or a Unix socket.
 //!
-//! [`Client::acquire`] gives a guard: its lease is renewed by a thread of the client's own, never in
-//! the caller's event loop, and released when the guard is dropped.
+//! [`Client::acquire`] gives a guard: its lease is renewed by a thread of the client's own, never
+//! in the caller's event loop, and released when the guard is dropped.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -73,8 +73,8 @@ impl PoolConfig {
     }
 }
 
-/// The protocol of pools that name none. `roaming` costs fewer messages, but makes claims wait longer
-/// than `permission` does where many sites saturate a pool.
+/// The protocol of pools that name none. `roaming` costs fewer messages, but makes claims wait
+/// longer than `permission` does where many sites saturate a pool.
 pub fn default_protocol() -> Kind {
     Kind::Permission
 }

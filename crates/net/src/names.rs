@@ -2,10 +2,10 @@
 //!
 //! # Idea
 //!
-//! A counting protocol says "2 of 8 are yours", not which. So each number of a pool lies at one site,
-//! free or used by a lease there. A grant takes free numbers of its own site; what is missing, it
-//! asks of all others, who give what they have free and pass on later what becomes free. A number
-//! is in one place only, so no two holders are ever shown the same.
+//! A counting protocol says "2 of 8 are yours", not which. So each number of a pool lies at one
+//! site, free or used by a lease there. A grant takes free numbers of its own site; what is
+//! missing, it asks of all others, who give what they have free and pass on later what becomes
+//! free. A number is in one place only, so no two holders are ever shown the same.
 //!
 //! # Why it ends
 //!

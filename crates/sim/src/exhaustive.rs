@@ -1,9 +1,9 @@
 //! Every interleaving, breadth first.
 //!
 //! Worlds are many, sites and queues in them are few: the same site stands in thousands of worlds.
-//! So each distinct site, message and queue is kept once, under a number, and a world is a short row
-//! of numbers. Rows are compared exactly; nothing rests on a hash. A site's step on an input is taken
-//! once and remembered, so the protocol itself runs only as often as there are distinct site
+//! So each distinct site, message and queue is kept once, under a number, and a world is a short
+//! row of numbers. Rows are compared exactly; nothing rests on a hash. A site's step on an input is
+//! taken once and remembered, so the protocol itself runs only as often as there are distinct site
 //! states, not worlds.
 
 use std::hash::{BuildHasher, Hash};

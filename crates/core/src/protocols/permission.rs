@@ -29,9 +29,9 @@
 //!
 //! Per claim 2(n−1) to 3(n−1) messages: request, reply, and a free from each site that had an older
 //! claim and room beside it. Exactly 2(n−1) with M = 1. On a tree, and on any graph through its
-//! spanning tree, requests flood and replies are gathered on the way back: 2(n−1) messages, each one
-//! hop, plus the frees. On a ring a request goes once around and gathers its answers: n messages,
-//! plus the frees.
+//! spanning tree, requests flood and replies are gathered on the way back: 2(n−1) messages, each
+//! one hop, plus the frees. On a ring a request goes once around and gathers its answers: n
+//! messages, plus the frees.
 //!
 //! # Assumes
 //!
@@ -50,8 +50,8 @@
 //!
 //! Claims are named by their stamp and answers list claims instead of amounts, so that a site may
 //! have several claims, give back parts and withdraw. The grant test also runs at the claim itself:
-//! as printed, a cluster of one site never grants. One clock serves all pools: with a clock per type,
-//! which §6 can be read as, two demands deadlock.
+//! as printed, a cluster of one site never grants. One clock serves all pools: with a clock per
+//! type, which §6 can be read as, two demands deadlock.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

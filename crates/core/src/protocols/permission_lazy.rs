@@ -34,12 +34,12 @@
 //! # Why it is safe
 //!
 //! Let g be the youngest of the claims held, u another. If u's site was asked for g, u was listed,
-//! or is younger, as in `permission`. If it was skipped, g relied on a live claim x of that site. If
-//! u is x, it was counted. If not, and x had ended when u was made, then its `Free` and u's request
-//! were on their way to g: they found g held, so u was late there and counted g and all that g had
-//! counted. With several claims per site, x may go on beside u; so a site skips nobody while it has
-//! another claim, every request says whether its site has another, nobody skips a site that has
-//! said so, and a request from a skipped site makes the skipper ask back.
+//! or is younger, as in `permission`. If it was skipped, g relied on a live claim x of that site.
+//! If u is x, it was counted. If not, and x had ended when u was made, then its `Free` and u's
+//! request were on their way to g: they found g held, so u was late there and counted g and all
+//! that g had counted. With several claims per site, x may go on beside u; so a site skips nobody
+//! while it has another claim, every request says whether its site has another, nobody skips a site
+//! that has said so, and a request from a skipped site makes the skipper ask back.
 //!
 //! "A user always has priority", which is the obvious repair of the listing, counts the user but
 //! not what the user counted: three sites then count each other in a circle, and nobody the sum.
@@ -55,8 +55,9 @@
 //! # Differs from the paper
 //!
 //! The Slack rule; the paper's clock does not move on with a site's own claims at all, which gives
-//! two claims of a site the same stamp; all pools of a demand are granted at once, because a site that has one type and
-//! waits for another would put off a late request for ever; several claims per site.
+//! two claims of a site the same stamp; all pools of a demand are granted at once, because a site
+//! that has one type and waits for another would put off a late request for ever; several claims
+//! per site.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

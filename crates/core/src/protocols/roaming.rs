@@ -48,9 +48,9 @@
 //! more. Fences grow per unit, because the clock travels with it.
 //!
 //! Wants are conserved too. A claim's wants and the units of its site together are as many as it
-//! asks for, counting only wants as old as itself; when a unit leaves, its site wants it back in the
-//! same message if a claim there now lacks it. A want rests at a site that owns a unit for it: no
-//! claim has more wants at a site than that owns units, and those that would be too many go with
+//! asks for, counting only wants as old as itself; when a unit leaves, its site wants it back in
+//! the same message if a claim there now lacks it. A want rests at a site that owns a unit for it:
+//! no claim has more wants at a site than that owns units, and those that would be too many go with
 //! the units that leave. An ask is kept back only behind an older claim: at a site to which that
 //! claim brings a unit, or at the switchboard until that claim is served.
 //!
@@ -69,8 +69,10 @@
 //!
 //! # Differs from the sources
 //!
-//! Many units, demands for several of several pools, strict order by stamp instead of by arrival,
-//! withdrawal: a want whose claim is gone brings a unit all the same, for the next one.
+//! Many units, demands for several of several pools; withdrawal: a want whose claim is gone brings
+//! a unit all the same, for the next one. A unit goes to the oldest of those who want it, instead
+//! of the first to ask. That is less than the order that `permission` keeps: a claim that its own
+//! site can serve passes older ones that wait elsewhere, though never one that is owed its units.
 
 mod board;
 mod check;
