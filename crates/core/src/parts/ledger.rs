@@ -12,7 +12,7 @@ use core::ops::Bound;
 
 use serde::{Deserialize, Serialize};
 
-use super::Line;
+use super::{Line, SiteSet};
 use crate::protocol::{Blocker, PeerFault};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -311,8 +311,8 @@ impl Ledger {
         }
     }
 
-    /// What a waiting claim waits for among the claims that are known.
-    pub fn blockers(&self, claim: Stamp) -> Vec<Blocker> {
+    /// What a waiting claim waits for: claims that are known, and sites that have not answered.
+    pub fn explain(&self, claim: Stamp, unanswered: &SiteSet) -> Vec<Blocker> {
         let Some(own) = self.claims.get(&claim) else { return Vec::new() };
         let mut list = Vec::new();
         for pool in own.demand.pools() {
@@ -326,6 +326,9 @@ impl Ledger {
                     claim: Some(claim),
                 }));
             }
+            // A site that has not answered may have everything.
+            let units = all.capacity();
+            list.extend(unanswered.iter().map(|site| Blocker { site, pool, units, claim: None }));
         }
         list
     }

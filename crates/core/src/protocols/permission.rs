@@ -201,18 +201,8 @@ impl Protocol for Permission {
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {
-        let Some(unanswered) = self.unanswered.get(&claim) else { return Vec::new() };
-        let Some(own) = self.ledger.own(claim) else { return Vec::new() };
-        let mut list = self.ledger.blockers(claim);
-        for site in unanswered.iter() {
-            list.extend(own.demand.pools().map(|pool| Blocker {
-                site,
-                pool,
-                units: self.ledger.capacity(pool).unwrap_or_default(),
-                claim: None,
-            }));
-        }
-        list
+        let unanswered = self.unanswered.get(&claim);
+        unanswered.map_or_else(Vec::new, |sites| self.ledger.explain(claim, sites))
     }
 
     fn is_at_rest(&self) -> bool {
