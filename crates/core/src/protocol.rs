@@ -388,6 +388,8 @@ pub struct Profile {
     pub full_service: bool,
     /// Uses the topology itself; others are routed hop by hop.
     pub gathers: bool,
+    /// Asks arbiters: a pool may say which, and how their request sets are made.
+    pub arbitrated: bool,
     /// Messages per claim on a fully connected cluster, one claim per site at a time.
     pub price: fn(sites: u64) -> Price,
     /// Faults that it survives by itself, by the simulator's names.

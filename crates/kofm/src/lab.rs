@@ -55,6 +55,12 @@ impl Lab {
             let name = kind.name();
             return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
         }
+        if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
+            let name = kind.name();
+            return Err(Exit::usage(format!(
+                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum"
+            )));
+        }
         Ok(kind)
     }
 
@@ -74,13 +80,18 @@ impl Lab {
         Ok(cluster)
     }
 
-    /// Puts down what was said about arbiters, if anything was and if it can be done.
-    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
-        let said = Arbitration {
+    /// What was said about arbiters.
+    fn arbitration(&self) -> Arbitration {
+        Arbitration {
             construction: self.construction,
             crashes: self.crashes,
             arbiters: self.arbiters.as_ref().map(|list| list.iter().copied().map(SiteId).collect()),
-        };
+        }
+    }
+
+    /// Puts down what was said about arbiters, if anything was and if it can be done.
+    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
+        let said = self.arbitration();
         if said == Arbitration::default() {
             return Ok(());
         }

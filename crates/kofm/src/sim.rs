@@ -158,7 +158,13 @@ fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>
             ))
         })
     };
-    list.iter().map(one).collect()
+    let factors: Vec<(SiteId, f64)> = list.iter().map(one).collect::<Result<_, _>>()?;
+    for (i, (site, _)) in factors.iter().enumerate() {
+        if factors[..i].iter().any(|earlier| earlier.0 == *site) {
+            return Err(Exit::usage(format!("{flag}: {site} stands there twice")));
+        }
+    }
+    Ok(factors)
 }
 
 struct Run<'a> {

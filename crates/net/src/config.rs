@@ -345,7 +345,7 @@ impl Reader<'_> {
     fn arbitration(&mut self, table: &Table<'_>, config: &Config, pool: &mut PoolConfig) {
         let keys = ["construction", "crashes", "arbiters"];
         let Some(first) = keys.into_iter().find(|key| table.contains_key(*key)) else { return };
-        if pool.protocol != Kind::Quorum {
+        if !pool.protocol.profile().arbitrated {
             let text = format!("`{first}` is for pools with protocol = \"quorum\"");
             return self.wrong(span_of(table, first), text);
         }

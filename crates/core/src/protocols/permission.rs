@@ -132,6 +132,7 @@ impl Protocol for Permission {
         as_printed: false,
         full_service: true,
         gathers: true,
+        arbitrated: false,
         price: |sites| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
         survives: &["pause", "partition"],
     };

@@ -157,6 +157,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         as_printed: false,
         full_service: true,
         gathers: false,
+        arbitrated: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
         survives: &["pause", "partition"],
     };

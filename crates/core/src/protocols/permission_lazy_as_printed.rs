@@ -78,6 +78,7 @@ impl Protocol for PermissionLazyAsPrinted {
         as_printed: true,
         full_service: false,
         gathers: false,
+        arbitrated: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
         survives: &["pause", "partition"],
     };

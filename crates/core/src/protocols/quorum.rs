@@ -167,6 +167,7 @@ impl<R: Rules> Protocol for Quorum<R> {
         as_printed: false,
         full_service: true,
         gathers: false,
+        arbitrated: true,
         price,
         survives: &["pause", "partition"],
     };

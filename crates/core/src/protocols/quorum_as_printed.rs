@@ -168,6 +168,7 @@ impl<R: Reading> Protocol for QuorumAsPrinted<R> {
         as_printed: true,
         full_service: false,
         gathers: false,
+        arbitrated: true,
         price,
         survives: &["pause", "partition"],
     };

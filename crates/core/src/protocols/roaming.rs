@@ -151,6 +151,7 @@ impl<R: Rules> Protocol for Roaming<R> {
         as_printed: false,
         full_service: true,
         gathers: false,
+        arbitrated: false,
         price: |_| Price { min: 0, max: None },
         survives: &["pause", "partition"],
     };
