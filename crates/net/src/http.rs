@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
-use tokio_stream::{Stream, StreamExt, StreamMap};
+use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, warn};
 
 use crate::access::Access;
@@ -351,9 +351,9 @@ async fn no_method(method: Method, uri: Uri) -> Answer {
 }
 
 /// Counts a listener while it listens.
-struct Listening(Arc<AtomicUsize>);
+struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Listening {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -361,26 +361,24 @@ impl Drop for Listening {
 
 async fn events(Shared(app): Shared<App>) -> Answer {
     let count = app.listeners.fetch_add(1, Ordering::Relaxed);
-    let listening = Listening(app.listeners);
+    let counted = Counted(app.listeners);
     if count >= MAX_LISTENERS {
         let text = format!("{MAX_LISTENERS} clients listen to events; try again later");
         return Err(Error::new(Code::TooMany, text).into());
     }
-    let mut streams = StreamMap::new();
-    for (number, events) in app.site.all_events().into_iter().enumerate() {
-        streams.insert(number, BroadcastStream::new(events));
-    }
+    let events = app.site.all_events().await;
     let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-    Ok(Sse::new(event_stream(streams, listening)).keep_alive(keep_alive).into_response())
+    Ok(Sse::new(event_stream(events, counted)).keep_alive(keep_alive).into_response())
 }
 
 fn event_stream(
-    streams: StreamMap<usize, BroadcastStream<Arc<crate::api::Happening>>>,
-    listening: Listening,
+    events: crate::site::Listening,
+    counted: Counted,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
-    streams.map(move |(_, happening)| {
-        // The stream owns its place in the count.
-        let _counted = &listening;
+    let (here, elsewhere) = (BroadcastStream::new(events.here), events.elsewhere);
+    here.merge(BroadcastStream::new(elsewhere)).map(move |happening| {
+        // The stream owns its place in the count, and keeps the other sites reporting.
+        let _owned = (&counted, &events.followed);
         Ok(match happening {
             Ok(happening) => Event::default()
                 .event(happening.event.clone())

@@ -4,13 +4,14 @@
 //! here waits.
 
 mod engines;
+mod events;
 mod inputs;
 mod leases;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -31,6 +32,8 @@ const MAX_ENDED: usize = 10_000;
 const MAX_HISTORY: usize = 10_000;
 /// Questions to other sites that may be open.
 const MAX_ASKS: usize = 20_000;
+/// Sites that may wait for the next event.
+const MAX_LISTENERS: usize = 1000;
 /// Clients that may watch one request.
 const MAX_WATCHERS: usize = 16;
 /// How long a new request is given before its client is told that it waits.
@@ -121,6 +124,9 @@ pub(crate) struct Core {
     outcomes: Vec<Outcome>,
     effects: Vec<names::Effect>,
 
+    /// Events since the site started, and who waits for the next.
+    happened: u64,
+    listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
     pub(super) history: VecDeque<Arc<api::Happening>>,
@@ -241,6 +247,7 @@ enum Timer {
     Lease(u64),
     Deadline(u64),
     Watch(u64),
+    Listen,
     Protocol(usize, Vec<u8>),
 }
 
@@ -283,6 +290,8 @@ impl Core {
             todo: VecDeque::new(),
             outcomes: Vec::new(),
             effects: Vec::new(),
+            happened: 0,
+            listeners: Vec::new(),
             asks: HashMap::new(),
             next_ask: 0,
             history: VecDeque::new(),
@@ -343,6 +352,7 @@ impl Core {
                 Timer::Lease(key) => self.expire(key),
                 Timer::Deadline(key) => self.run_out(key),
                 Timer::Watch(key) => self.answer_watcher(key, number),
+                Timer::Listen => self.stop_listening(number),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));
@@ -403,37 +413,6 @@ impl Core {
 
     pub(super) fn protocols(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
         self.engines.iter().map(|it| (it.kind.name(), it.engine.is_at_rest()))
-    }
-
-    pub(super) fn happening(&self, event: &str, key: Option<u64>) -> api::Happening {
-        let request = key.and_then(|key| self.requests.get(&key));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let lease = request.and_then(|request| request.lease.as_ref());
-        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
-        api::Happening {
-            at_ms: millis(since),
-            event: event.to_owned(),
-            site: self.site.to_string(),
-            request: request.map(|request| request.id.to_string()),
-            owner: request.and_then(|request| text(&request.owner)),
-            reason: request.and_then(|request| text(&request.reason)),
-            want: request.map(|request| self.want_view(request)).unwrap_or_default(),
-            units: lease.map(|lease| self.units_view(lease)).unwrap_or_default(),
-            fence: lease.map(|lease| lease.fence),
-            waited_ms: request.map(|request| millis(request.waited)),
-            held_ms: None,
-            cause: None,
-        }
-    }
-
-    fn record(&mut self, happening: api::Happening) {
-        let happening = Arc::new(happening);
-        self.history.push_back(Arc::clone(&happening));
-        if self.history.len() > MAX_HISTORY {
-            self.history.pop_front();
-        }
-        // Nobody may be listening; who listens too slowly is told so.
-        self.events.send(happening).ok();
     }
 }
 

@@ -175,6 +175,7 @@ impl Core {
                 return self.submit(spec, fresh, hold, patience, reply);
             }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
+            Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
