@@ -13,8 +13,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, State as Shared};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
+use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -235,6 +237,32 @@ async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiE
     serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
 }
 
+/// What stands after `?`; a mistake in it gets an answer in JSON.
+struct Asked<T>(T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let query = Query::try_from_uri(&parts.uri);
+        let malformed = |error: QueryRejection| Error::new(Code::Malformed, error.body_text());
+        query.map(|Query(query)| Self(query)).map_err(|error| malformed(error).into())
+    }
+}
+
+/// The name in a path; a mistake in it gets an answer in JSON.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let name = UrlPath::from_request_parts(parts, state).await;
+        let malformed = |error: PathRejection| Error::new(Code::Malformed, error.body_text());
+        name.map(|UrlPath(name)| Self(name)).map_err(|error| malformed(error).into())
+    }
+}
+
 async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let spec: Submit = body(request).await?;
     let request = app.site.submit(spec).await?;
@@ -254,23 +282,23 @@ struct WatchQuery {
 
 async fn watch(
     Shared(app): Shared<App>,
-    UrlPath(id): UrlPath<String>,
-    Query(query): Query<WatchQuery>,
+    Named(id): Named,
+    Asked(query): Asked<WatchQuery>,
 ) -> Answer {
     let wait = query.wait.as_deref().map(duration::parse).transpose();
     let wait = wait.map_err(|text| Error::new(Code::Malformed, text))?;
     ok(&app.site.watch(&id, wait.unwrap_or_default()).await?)
 }
 
-async fn cancel(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn cancel(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.cancel(&id).await?)
 }
 
-async fn renew(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn renew(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.renew(&id).await?)
 }
 
-async fn release(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     app.site.release(&id).await?;
     ok(&json!({"id": id, "state": "released"}))
 }
@@ -281,7 +309,7 @@ struct PoolQuery {
     limit: Option<usize>,
 }
 
-async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
@@ -289,7 +317,7 @@ async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Ans
     listed((list, missing))
 }
 
-async fn queue(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
@@ -301,7 +329,7 @@ async fn members(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.members())
 }
 
-async fn history(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.history(query.limit.unwrap_or(1000)).await?;
     if let Some(pool) = query.pool {
         list.retain(|happening| happening.want.contains_key(&pool));
@@ -313,7 +341,7 @@ async fn pools(Shared(app): Shared<App>) -> Answer {
     listed(app.site.pools().await?)
 }
 
-async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     let (list, _) = app.site.pools().await?;
     let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
         let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
@@ -324,15 +352,15 @@ async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answe
 
 async fn put_pool(
     Shared(app): Shared<App>,
-    UrlPath(name): UrlPath<String>,
+    Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
     let spec: PutPool = body(request).await?;
     app.site.put_pool(&name, spec).await?;
-    pool(Shared(app), UrlPath(name)).await
+    pool(Shared(app), Named(name)).await
 }
 
-async fn remove_pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_pool(&name).await?;
     ok(&json!({"name": name, "state": "removed"}))
 }
