@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{Blocker, Effect, Effects, EffectsOf, PeerFault, Profile, Protocol};
+use crate::protocol::{Blocker, Effect, Effects, EffectsOf, Head, PeerFault, Profile, Protocol};
 use crate::topology::{Routes, Topology};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -98,6 +98,10 @@ impl<P: Protocol> Protocol for Routed<P> {
         self.wrap(out, |inner, out| inner.on_withdraw(claim, out));
     }
 
+    fn on_add(&mut self, demand: Demand, out: &mut EffectsOf<Self>) {
+        self.wrap(out, |inner, out| inner.on_add(demand, out));
+    }
+
     fn on_message(
         &mut self,
         _from: SiteId,
@@ -130,5 +134,13 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn audit(&self) {
         self.inner.audit();
+    }
+
+    fn room(&self, pool: PoolId) -> u64 {
+        self.inner.room(pool)
+    }
+
+    fn head(&self, pool: PoolId) -> Option<Head> {
+        self.inner.head(pool)
     }
 }
