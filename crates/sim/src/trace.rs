@@ -79,6 +79,7 @@ impl<M: std::fmt::Debug, T: std::fmt::Debug> Step<M, T> {
                 write!(line, "{site} release {part} of {claim}")
             }
             Input::Withdraw { claim } => write!(line, "{site} withdraw {claim}"),
+            Input::Add { demand } => write!(line, "{site} add {demand}"),
             Input::Deliver { from, message, .. } => write!(line, "{site} <- {from} {message:?}"),
             Input::Fire { timer } => write!(line, "{site} timer {timer:?}"),
         };
@@ -179,6 +180,11 @@ pub fn replay<P: Protocol>(
             && *claim != protocol.next_stamp(*clock)
         {
             return Err(format!("line {number}: {site} cannot have made claim {claim} then"));
+        }
+        if let Input::Add { demand } = &recorded.input
+            && demand.parts().any(|(pool, units)| u64::from(units.0) > protocol.room(pool))
+        {
+            return Err(format!("line {number}: {site} cannot have added {demand} then"));
         }
         step(protocol, clock, recorded.input.clone(), &mut out)
             .map_err(|fault| format!("line {number}: {site} refuses the message: {fault}"))?;
