@@ -122,9 +122,8 @@ impl<P: Protocol> Stage<P> {
             ["add", site, amount] => {
                 let (site, demand) = (site_id(site)?, demand(amount)?);
                 let local = self.world.locals.get(site.index()).ok_or("no such site")?;
-                let room = |(pool, units): (_, Units)| {
-                    u64::from(units.0) <= local.protocol.room(pool)
-                };
+                let room =
+                    |(pool, units): (_, Units)| u64::from(units.0) <= local.protocol.room(pool);
                 if !demand.parts().all(room) {
                     return Err("nothing can be added there".to_owned());
                 }

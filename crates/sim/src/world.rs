@@ -6,8 +6,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol, Service,
-    SiteId, Stamp, step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol,
+    Service, SiteId, Stamp, step,
 };
 
 use crate::trace::Step;

@@ -41,9 +41,7 @@ use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
-use crate::parts::semaphores::{
-    Out, Semaphore, at_least_one, check_added, missing, moved, room,
-};
+use crate::parts::semaphores::{Out, Semaphore, at_least_one, check_added, missing, moved, room};
 use crate::parts::{Semaphores, SiteSet};
 use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, Rejection, Service};
 use crate::types::{Cluster, PoolId, SiteId, Stamp, Units};

@@ -77,6 +77,8 @@ pub trait Reading: Clone + Debug + Eq + Hash + Send + 'static {
     const FAULTS: &'static [Fault];
     /// The x of raz(x), if it is used.
     const RAZ: Option<i64> = None;
+    /// Whom each site asks, where that is not for the cluster to say.
+    const QUORUMS: Option<&'static [&'static [u16]]> = None;
 }
 
 /// What is written: no call-back.
@@ -185,7 +187,10 @@ impl<R: Reading> Semaphore for Text<R> {
             n: cluster.sites,
             pool,
             s0: cluster.pools[pool.index()],
-            q: request_sets(me, &one_turn(cluster, pool)).swap_remove(0).arbiters,
+            q: match R::QUORUMS {
+                Some(sets) => sets[me.index()].iter().copied().map(SiteId).collect(),
+                None => request_sets(me, &one_turn(cluster, pool)).swap_remove(0).arbiters,
+            },
             nv: if has::<R>(Fault::OneValue) { cluster.pools[pool.index()].0.into() } else { 0 },
             np: 0,
             collected: 0,
@@ -248,7 +253,7 @@ impl<R: Reading> Semaphore for Text<R> {
 
     fn head(&self) -> Option<Head> {
         let (claim, k) = self.claim.filter(|_| self.inside && !self.taken)?;
-        let taken = (R::RAZ.is_none() && !has::<R>(Fault::OneValue)).then(|| self.claimants());
+        let taken = (R::RAZ.is_none() && !has::<R>(Fault::OneValue)).then_some(self.collected);
         Some(Head { claim, missing: missing(k, self.value()), taken })
     }
 
@@ -268,16 +273,11 @@ impl<R: Reading> Text<R> {
         (0..self.n).map(SiteId).filter(move |&j| j != i)
     }
 
-    /// The claimant's count.
-    const fn claimants(&self) -> i64 {
-        self.collected
-    }
-
     fn value(&self) -> i64 {
         if has::<R>(Fault::OneValue) {
             self.nv.min(self.collected)
         } else {
-            i64::from(self.s0.0) + self.nv - self.claimants()
+            i64::from(self.s0.0) + self.nv - self.collected
         }
     }
 
@@ -341,7 +341,8 @@ impl<R: Reading> Text<R> {
             Message::Inquire { ts } => {
                 let mine = self.claim.is_some_and(|own| own.0 == ts) && !self.inside;
                 if mine && self.permissions.remove(j) {
-                    let np = (self.claimants(), self.resets);
+                    // What was collected goes into np only when all permissions are there.
+                    let np = (self.np, self.resets);
                     self.tell(j, ts, Message::Yield { ts, np }, here, out);
                 }
             }
