@@ -371,6 +371,11 @@ pub(crate) enum Call {
         claim: Stamp,
     },
     History(usize),
+    /// What happened after so many events, or the next thing that happens within `wait`.
+    Events {
+        after: Option<u64>,
+        wait: Duration,
+    },
 }
 
 /// How a grant is kept.
@@ -394,8 +399,16 @@ pub(crate) enum Answer {
     Leases(Vec<Lease>),
     Queue(Vec<Request>),
     Usage(Vec<Usage>),
-    Ahead { list: Vec<Blocker>, older: u64 },
+    Ahead {
+        list: Vec<Blocker>,
+        older: u64,
+    },
     History(Vec<Happening>),
+    /// How many happened up to the last of these, and these.
+    Events {
+        next: u64,
+        list: Vec<Happening>,
+    },
 }
 
 /// What one site has of one pool.

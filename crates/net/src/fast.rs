@@ -122,7 +122,8 @@ impl FastAnswer {
                 | Answer::Queue(_)
                 | Answer::Usage(_)
                 | Answer::Ahead { .. }
-                | Answer::History(_),
+                | Answer::History(_)
+                | Answer::Events { .. },
             ) => Self::Done,
             Err(error) => Self::Error { code: error.error, message: error.message },
         }

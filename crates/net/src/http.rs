@@ -13,9 +13,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, State as Shared};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
+use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -30,9 +33,10 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
-use tokio_stream::{Stream, StreamExt, StreamMap};
+use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, warn};
 
+use crate::access::Access;
 use crate::api::{Code, Error, PutPool, State, Submit};
 use crate::duration;
 use crate::site::Site;
@@ -54,8 +58,8 @@ struct App {
     listeners: Arc<AtomicUsize>,
 }
 
-/// All paths of the API.
-pub fn router(site: Site) -> Router {
+/// All paths of the API. Health, metrics, the page and its document are for everybody.
+pub fn router(site: Site, access: Access) -> Router {
     let app = App { site, listeners: Arc::default() };
     Router::new()
         .route("/v1/requests", post(submit))
@@ -79,6 +83,7 @@ pub fn router(site: Site) -> Router {
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
+        .route_layer(from_fn_with_state(access, guard))
         .route("/metrics", get(metrics))
         .route("/healthz", get(livez))
         .route("/livez", get(livez))
@@ -91,9 +96,17 @@ pub fn router(site: Site) -> Router {
         .with_state(app)
 }
 
+async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next: Next) -> Response {
+    if access.allows(request.headers()) {
+        return next.run(request).await;
+    }
+    let text = "this site wants a token: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
+    ApiError(Error::new(Code::Forbidden, text)).into_response()
+}
+
 /// Answers clients on a TCP port until the listener fails.
-pub async fn serve(site: Site, listener: TcpListener) {
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+pub async fn serve(site: Site, listener: TcpListener, access: Access) {
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -107,7 +120,7 @@ pub async fn serve(site: Site, listener: TcpListener) {
 }
 
 /// Answers clients on a Unix socket.
-pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
+pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
     // A socket that a dead process left behind would be in the way.
     if std::os::unix::net::UnixStream::connect(path).is_err() {
         let removed = std::fs::remove_file(path);
@@ -116,7 +129,7 @@ pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
         })?;
     }
     let listener = UnixListener::bind(path)?;
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => answer(stream, &router, &slots),
@@ -224,6 +237,32 @@ async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiE
     serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
 }
 
+/// What stands after `?`; a mistake in it gets an answer in JSON.
+struct Asked<T>(T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let query = Query::try_from_uri(&parts.uri);
+        let malformed = |error: QueryRejection| Error::new(Code::Malformed, error.body_text());
+        query.map(|Query(query)| Self(query)).map_err(|error| malformed(error).into())
+    }
+}
+
+/// The name in a path; a mistake in it gets an answer in JSON.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let name = UrlPath::from_request_parts(parts, state).await;
+        let malformed = |error: PathRejection| Error::new(Code::Malformed, error.body_text());
+        name.map(|UrlPath(name)| Self(name)).map_err(|error| malformed(error).into())
+    }
+}
+
 async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let spec: Submit = body(request).await?;
     let request = app.site.submit(spec).await?;
@@ -243,23 +282,23 @@ struct WatchQuery {
 
 async fn watch(
     Shared(app): Shared<App>,
-    UrlPath(id): UrlPath<String>,
-    Query(query): Query<WatchQuery>,
+    Named(id): Named,
+    Asked(query): Asked<WatchQuery>,
 ) -> Answer {
     let wait = query.wait.as_deref().map(duration::parse).transpose();
     let wait = wait.map_err(|text| Error::new(Code::Malformed, text))?;
     ok(&app.site.watch(&id, wait.unwrap_or_default()).await?)
 }
 
-async fn cancel(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn cancel(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.cancel(&id).await?)
 }
 
-async fn renew(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn renew(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.renew(&id).await?)
 }
 
-async fn release(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     app.site.release(&id).await?;
     ok(&json!({"id": id, "state": "released"}))
 }
@@ -270,7 +309,7 @@ struct PoolQuery {
     limit: Option<usize>,
 }
 
-async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
@@ -278,7 +317,7 @@ async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Ans
     listed((list, missing))
 }
 
-async fn queue(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
@@ -290,7 +329,7 @@ async fn members(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.members())
 }
 
-async fn history(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.history(query.limit.unwrap_or(1000)).await?;
     if let Some(pool) = query.pool {
         list.retain(|happening| happening.want.contains_key(&pool));
@@ -302,7 +341,7 @@ async fn pools(Shared(app): Shared<App>) -> Answer {
     listed(app.site.pools().await?)
 }
 
-async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     let (list, _) = app.site.pools().await?;
     let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
         let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
@@ -313,15 +352,15 @@ async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answe
 
 async fn put_pool(
     Shared(app): Shared<App>,
-    UrlPath(name): UrlPath<String>,
+    Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
     let spec: PutPool = body(request).await?;
     app.site.put_pool(&name, spec).await?;
-    pool(Shared(app), UrlPath(name)).await
+    pool(Shared(app), Named(name)).await
 }
 
-async fn remove_pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_pool(&name).await?;
     ok(&json!({"name": name, "state": "removed"}))
 }
@@ -340,9 +379,9 @@ async fn no_method(method: Method, uri: Uri) -> Answer {
 }
 
 /// Counts a listener while it listens.
-struct Listening(Arc<AtomicUsize>);
+struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Listening {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -350,26 +389,24 @@ impl Drop for Listening {
 
 async fn events(Shared(app): Shared<App>) -> Answer {
     let count = app.listeners.fetch_add(1, Ordering::Relaxed);
-    let listening = Listening(app.listeners);
+    let counted = Counted(app.listeners);
     if count >= MAX_LISTENERS {
         let text = format!("{MAX_LISTENERS} clients listen to events; try again later");
         return Err(Error::new(Code::TooMany, text).into());
     }
-    let mut streams = StreamMap::new();
-    for (number, events) in app.site.all_events().into_iter().enumerate() {
-        streams.insert(number, BroadcastStream::new(events));
-    }
+    let events = app.site.all_events().await;
     let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-    Ok(Sse::new(event_stream(streams, listening)).keep_alive(keep_alive).into_response())
+    Ok(Sse::new(event_stream(events, counted)).keep_alive(keep_alive).into_response())
 }
 
 fn event_stream(
-    streams: StreamMap<usize, BroadcastStream<Arc<crate::api::Happening>>>,
-    listening: Listening,
+    events: crate::site::Listening,
+    counted: Counted,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
-    streams.map(move |(_, happening)| {
-        // The stream owns its place in the count.
-        let _counted = &listening;
+    let (here, elsewhere) = (BroadcastStream::new(events.here), events.elsewhere);
+    here.merge(BroadcastStream::new(elsewhere)).map(move |happening| {
+        // The stream owns its place in the count, and keeps the other sites reporting.
+        let _owned = (&counted, &events.followed);
         Ok(match happening {
             Ok(happening) => Event::default()
                 .event(happening.event.clone())

@@ -16,6 +16,7 @@
 //! ```
 
 mod core;
+mod events;
 mod metrics;
 mod views;
 
@@ -36,6 +37,7 @@ use crate::boottime::Alarm;
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Identity, Mesh};
+pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -53,6 +55,8 @@ struct Inner {
     commands: mpsc::Sender<Command>,
     mesh: Arc<Mesh>,
     events: broadcast::Sender<Arc<api::Happening>>,
+    /// Other sites that report their events here, while somebody listens.
+    followed: Mutex<Weak<events::Followed>>,
     /// What each other site last said of its pools: counted on while it is away.
     usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
     /// All sites of the cluster, where they live in this process: only then can pools be changed
@@ -160,6 +164,7 @@ impl Site {
             commands,
             mesh,
             events,
+            followed: Mutex::default(),
             usage: Mutex::default(),
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
@@ -421,14 +426,6 @@ impl Site {
         self.0.events.subscribe()
     }
 
-    /// Events of all sites in this process, or of this one.
-    pub(crate) fn all_events(&self) -> Vec<broadcast::Receiver<Arc<api::Happening>>> {
-        let together = self.0.together.get();
-        let sites = together.into_iter().flatten().filter_map(Weak::upgrade);
-        let list: Vec<_> = sites.map(|site| site.events.subscribe()).collect();
-        if list.is_empty() { vec![self.events()] } else { list }
-    }
-
     /// Counters, in the text form of Prometheus.
     pub async fn metrics(&self) -> Result<String, api::Error> {
         let (reply, answer) = oneshot::channel();
@@ -604,6 +601,7 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::History(_) => None,
         };
@@ -638,6 +636,7 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::History(_)) => self.call(call).await,
         }
