@@ -6,8 +6,9 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
+use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::RequestSets;
-use kofm_core::{Clock, Cluster, Effect, Effects, Input, Protocol, SiteId, step};
+use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service, SiteId, step};
 use serde::{Deserialize, Serialize};
 
 use crate::span::{DELAY, Time};
@@ -149,8 +150,10 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     if header.cluster.sites == 0 || header.cluster.pools.is_empty() {
         return Err("line 1: a cluster has at least one site and one pool".into());
     }
-    RequestSets::check(&header.cluster)
-        .map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
+    let semaphores = Kind::named(&header.protocol)
+        .is_some_and(|kind| kind.profile().serves == Service::Semaphore);
+    let terms = if semaphores { turns(&header.cluster) } else { header.cluster.clone() };
+    RequestSets::check(&terms).map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
     Ok(header)
 }
 

@@ -349,6 +349,12 @@ const fn counts(said: &quorum::Message) -> bool {
     matches!(said, quorum::Message::Grant { .. } | quorum::Message::Release { .. })
 }
 
+/// The same cluster with one turn in the place of each semaphore: what is said of its arbiters must
+/// be possible for that, whatever the values.
+pub fn turns(cluster: &Cluster) -> Cluster {
+    Cluster { pools: vec![Units(1); cluster.pools.len()], ..cluster.clone() }
+}
+
 /// The cluster as the inner protocol sees it: one pool of one unit, with the arbiters of `pool`.
 pub fn one_turn(cluster: &Cluster, pool: PoolId) -> Cluster {
     let said = cluster.arbitration.get(&pool).cloned();
