@@ -3,9 +3,11 @@
 pub mod ledger;
 pub mod line;
 pub mod routed;
+pub mod semaphores;
 pub mod site_set;
 
 pub use ledger::Ledger;
 pub use line::Line;
 pub use routed::Routed;
+pub use semaphores::Semaphores;
 pub use site_set::SiteSet;

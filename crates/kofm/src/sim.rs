@@ -22,6 +22,7 @@ Examples:
   kofm sim --protocol permission --sites 5 --units 3 --k 1..3
   kofm sim --protocol permission-lazy --sites 9 --units 8 --think ~1 --hold ~10 --long 0=50
   kofm sim --protocol permission --sites 16 --units 4 --topology ring --json
+  kofm sim --protocol sem-token --sites 9 --units 3 --k 1..5
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
 
 Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong
@@ -46,7 +47,7 @@ pub(crate) struct Args {
     /// Time between a release and the next claim
     #[arg(long, value_name = "T", default_value = "~10")]
     think: Span,
-    /// Time that a claim is held
+    /// Time that a claim is held; after that, anybody adds as much to a semaphore
     #[arg(long, value_name = "T", default_value = "~1")]
     hold: Span,
     /// Time that a message travels
@@ -55,7 +56,7 @@ pub(crate) struct Args {
     /// Withdraw a claim that has waited this long [default: never]
     #[arg(long, value_name = "T")]
     patience: Option<Span>,
-    /// Give back one unit half way through, where a claim has several
+    /// Give back one unit half way through, where a claim has several (a semaphore: add it)
     #[arg(long)]
     partial: bool,
     /// Let a site ask this many times as often (repeatable)
@@ -121,12 +122,12 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
             kind.name()
         )));
     }
-    let cluster = args.lab.cluster()?;
+    let cluster = args.lab.cluster(kind)?;
     if u64::from(args.clients) * u64::from(cluster.sites) > 10_000_000 {
         return Err(Exit::usage("--clients: at most 10,000,000 over all sites"));
     }
     Ok(Setup {
-        k: args.lab.amounts(args.k.as_deref(), (1, 1))?,
+        k: args.lab.amounts(kind, args.k.as_deref(), (1, 1))?,
         requests: args.requests,
         clients: args.clients,
         think: args.think,
@@ -253,6 +254,9 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
         "  messages per grant  min {}   mean {:.2}   max {}",
         messages.min, messages.mean, messages.max
     );
+    if report.spread > 0 {
+        let _ = writeln!(text, "  messages of all V   {}", grouped(report.spread));
+    }
     let _ = writeln!(
         text,
         "  wait (link delays)  mean {mean:.2}   p50 {p50:.2}   p99 {p99:.2}   max {max:.2}"

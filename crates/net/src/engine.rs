@@ -16,6 +16,7 @@ pub(crate) enum Move {
     Claim { claim: Stamp, demand: Demand },
     Release { claim: Stamp, part: Option<Demand> },
     Withdraw { claim: Stamp },
+    Add { demand: Demand },
     Deliver { from: SiteId, clock: Clock, message: Vec<u8> },
     Fire { timer: Vec<u8> },
 }
@@ -94,6 +95,7 @@ impl<P: Protocol> Engine for Running<P> {
             Move::Claim { claim, demand } => Input::Claim { claim, demand },
             Move::Release { claim, part } => Input::Release { claim, part },
             Move::Withdraw { claim } => Input::Withdraw { claim },
+            Move::Add { demand } => Input::Add { demand },
             Move::Deliver { from, clock, message } => {
                 let message = decode(&message)?;
                 Input::Deliver { from, clock, message }

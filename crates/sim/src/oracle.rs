@@ -1,7 +1,7 @@
 //! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
 //! thinks of itself.
 
-use kofm_core::{Cluster, Demand, Fence, PoolId, Stamp, Unit};
+use kofm_core::{Cluster, Demand, Fence, Head, PoolId, Service, Stamp, Unit};
 
 use crate::world::Violation;
 
@@ -9,6 +9,8 @@ use crate::world::Violation;
 #[derive(Clone, Debug)]
 pub struct Oracle {
     pools: Vec<PoolView>,
+    /// Whether pools are semaphores: units are what there ever was, held what was ever taken.
+    semaphores: bool,
     claims: Vec<Seen>,
     /// Numbers of the claims of each site, in the order of their stamps.
     by_site: Vec<Vec<(u64, u32)>>,
@@ -23,6 +25,8 @@ pub struct Oracle {
 struct PoolView {
     units: u64,
     held: u64,
+    /// What was added to a semaphore.
+    added: u64,
     /// For each amount, the largest fence that a grant of that amount or more had. Beyond
     /// `FENCED_AMOUNTS` only the amounts that conflict with everything are told apart.
     fence_of: Vec<u64>,
@@ -48,14 +52,16 @@ const KEPT: usize = 20;
 
 impl Oracle {
     /// Nothing seen yet.
-    pub fn new(cluster: &Cluster) -> Self {
+    pub fn new(cluster: &Cluster, serves: Service) -> Self {
         let view = |&units: &kofm_core::Units| {
             let units = u64::from(units.0);
-            let amounts = if units <= FENCED_AMOUNTS { index(units) + 1 } else { 0 };
-            PoolView { units, held: 0, fence_of: vec![0; amounts], named: Vec::new() }
+            let fenced = serves == Service::Pool && units <= FENCED_AMOUNTS;
+            let amounts = if fenced { index(units) + 1 } else { 0 };
+            PoolView { units, held: 0, added: 0, fence_of: vec![0; amounts], named: Vec::new() }
         };
         Self {
             pools: cluster.pools.iter().map(view).collect(),
+            semaphores: serves == Service::Semaphore,
             claims: Vec::new(),
             by_site: vec![Vec::new(); usize::from(cluster.sites)],
             waiting: Vec::new(),
@@ -107,9 +113,11 @@ impl Oracle {
         for (pool, k) in demand.parts() {
             let view = &mut self.pools[pool.index()];
             view.held += u64::from(k.0);
-            let (held, capacity) = (view.held, view.units);
-            self.max_in_use = self.max_in_use.max(held);
-            if held > capacity {
+            let (held, capacity) = (view.held, view.units + view.added);
+            self.max_in_use = self.max_in_use.max(held.saturating_sub(view.added));
+            if self.semaphores && held > capacity {
+                self.violate("value", format!("{held} units of {pool} taken, {capacity} given"));
+            } else if held > capacity {
                 self.violate("capacity", format!("{held} units of {pool} held, it has {capacity}"));
             }
             self.check_fence(claim, fence, pool.index(), k.0);
@@ -118,9 +126,31 @@ impl Oracle {
             self.check_names(claim, fence, &demand, units);
         }
         let seen = &mut self.claims[number as usize];
-        seen.held = true;
+        // What is taken from a semaphore is taken, and the claim is over.
+        seen.held = !self.semaphores;
+        seen.over = self.semaphores;
         seen.units = units.to_vec();
         Some(number)
+    }
+
+    /// Somebody added to a semaphore.
+    pub fn added(&mut self, demand: &Demand) {
+        for (pool, units) in demand.parts() {
+            self.pools[pool.index()].added += u64::from(units.0);
+        }
+    }
+
+    /// A claim has its turn at a semaphore, and its site says what it counts.
+    pub fn turn(&mut self, pool: PoolId, head: &Head) {
+        let taken = self.pools[pool.index()].held;
+        if let Some(count) = head.taken
+            && u64::try_from(count) != Ok(taken)
+        {
+            let claim = head.claim;
+            let detail =
+                format!("{taken} units of {pool} taken, {claim} has its turn with {count}");
+            self.violate("count", detail);
+        }
     }
 
     /// A holder gave back a part, or with `None` all.

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use kofm_core::{
     Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol,
-    SiteId, Stamp, step,
+    Service, SiteId, Stamp, step,
 };
 
 use crate::trace::Step;
@@ -25,13 +25,25 @@ pub struct Script {
     pub withdraw: bool,
     /// Whether a holder may give back one unit at a time.
     pub partial: bool,
+    /// How often each site adds to a semaphore, by site; nowhere where it is empty.
+    pub adds: Vec<u32>,
+    /// What may be added at once.
+    pub amounts: Vec<Demand>,
 }
 
 impl Script {
     /// `rounds` claims per site, one at a time, each for one of the demands.
     pub fn new(sites: u16, rounds: u32, demands: Vec<Demand>) -> Self {
         let rounds = vec![rounds; usize::from(sites)];
-        Self { rounds, demands, slots: 1, withdraw: false, partial: false }
+        Self {
+            rounds,
+            demands,
+            slots: 1,
+            withdraw: false,
+            partial: false,
+            adds: Vec::new(),
+            amounts: Vec::new(),
+        }
     }
 }
 
@@ -49,6 +61,10 @@ pub struct Local<P: Protocol> {
     pub rounds: u32,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
+    /// Times that its clients have still to add to a semaphore.
+    pub adds: u32,
+    /// Units that its clients have added to semaphores and taken from them, by pool.
+    pub balance: Vec<(u64, u64)>,
 }
 
 /// One live claim, as its client sees it.
@@ -73,6 +89,8 @@ pub enum Move<T> {
     ReleaseOne(usize),
     /// Give up waiting.
     Withdraw(usize),
+    /// Add the amount of this number in the script to a semaphore.
+    Add(usize),
     /// A timer fires.
     Fire(T),
 }
@@ -120,6 +138,11 @@ impl<P: Protocol> Local<P> {
             timers: BTreeSet::new(),
             rounds,
             claims: Vec::new(),
+            adds: 0,
+            balance: match P::PROFILE.serves {
+                Service::Pool => Vec::new(),
+                Service::Semaphore => vec![(0, 0); cluster.pools.len()],
+            },
         }
     }
 
@@ -128,6 +151,9 @@ impl<P: Protocol> Local<P> {
         let mut list = Vec::new();
         if self.rounds > 0 && self.claims.len() < script.slots {
             list.extend((0..script.demands.len()).map(Move::Claim));
+        }
+        if self.adds > 0 {
+            list.extend((0..script.amounts.len()).map(Move::Add));
         }
         for (i, client) in self.claims.iter().enumerate() {
             if client.held {
@@ -158,6 +184,7 @@ impl<P: Protocol> Local<P> {
                 Input::Release { claim: client.claim, part: Some(Demand::one(pool, 1)) }
             }
             Move::Withdraw(i) => Input::Withdraw { claim: self.claims[i].claim },
+            Move::Add(i) => Input::Add { demand: script.amounts[i].clone() },
             Move::Fire(timer) => Input::Fire { timer },
         }
     }
@@ -172,6 +199,12 @@ impl<P: Protocol> Local<P> {
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
             Input::Withdraw { claim } => self.claims.retain(|client| client.claim != *claim),
+            Input::Add { demand } => {
+                self.adds = self.adds.saturating_sub(1);
+                for (pool, units) in demand.parts() {
+                    self.balance[pool.index()].0 += u64::from(units.0);
+                }
+            }
             Input::Deliver { .. } => {}
             Input::Fire { timer } => {
                 self.timers.remove(timer);
@@ -207,11 +240,18 @@ impl<P: Protocol> Local<P> {
     }
 
     fn granted(&mut self, claim: Stamp) -> Result<(), Violation> {
-        let waiting = self.claims.iter_mut().find(|client| client.claim == claim && !client.held);
-        let Some(client) = waiting else {
+        let waits = |client: &Client| client.claim == claim && !client.held;
+        let Some(place) = self.claims.iter().position(waits) else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
         };
-        client.held = true;
+        if P::PROFILE.serves == Service::Semaphore {
+            // What is taken from a semaphore is taken, and the claim is over.
+            for (pool, units) in self.claims.remove(place).demand.parts() {
+                self.balance[pool.index()].1 += u64::from(units.0);
+            }
+        } else {
+            self.claims[place].held = true;
+        }
         Ok(())
     }
 }
@@ -231,7 +271,10 @@ pub struct World<P: Protocol> {
 impl<P: Protocol> World<P> {
     /// All sites at rest.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
-        let local = |me: SiteId| Local::new(me, cluster, script.rounds[me.index()]);
+        let local = |me: SiteId| Local {
+            adds: script.adds.get(me.index()).copied().unwrap_or(0),
+            ..Local::new(me, cluster, script.rounds[me.index()])
+        };
         let sites = usize::from(cluster.sites);
         Self {
             locals: cluster.all().map(local).collect(),

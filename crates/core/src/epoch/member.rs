@@ -172,7 +172,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                     self.claims.remove(claim);
                 }
             }
-            Input::Deliver { .. } | Input::Fire { .. } => {}
+            Input::Add { .. } | Input::Deliver { .. } | Input::Fire { .. } => {}
         }
         let mut effects = Effects::default();
         step(protocol, &mut self.clock, input, &mut effects)?;

@@ -110,6 +110,7 @@ impl Core {
         let from = match &input {
             Move::Deliver { from, .. } => Some(*from),
             Move::Claim { .. }
+            | Move::Add { .. }
             | Move::Release { .. }
             | Move::Withdraw { .. }
             | Move::Fire { .. } => None,
