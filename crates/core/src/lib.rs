@@ -45,6 +45,7 @@
 
 extern crate alloc;
 
+mod grouping;
 pub mod parts;
 mod protocol;
 pub mod protocols;
@@ -52,9 +53,10 @@ pub mod quorums;
 pub mod topology;
 mod types;
 
+pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
     Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, step,
+    Protocol, Rejection, Service, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

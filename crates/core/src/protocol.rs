@@ -382,6 +382,8 @@ pub struct Profile {
     pub source: &'static str,
     /// One line for people.
     pub summary: &'static str,
+    /// What its numbered pools are.
+    pub serves: Service,
     /// A published listing with its faults: for checker and simulator, never for a site.
     pub as_printed: bool,
     /// Takes several claims per site, and several pools per demand.
@@ -394,6 +396,18 @@ pub struct Profile {
     pub price: fn(sites: u64) -> Price,
     /// Faults that it survives by itself, by the simulator's names.
     pub survives: &'static [&'static str],
+}
+
+/// What a protocol shares among sites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Units that are held and given back.
+    Pool,
+    /// Groups of processes that work together; see [`Grouping`](crate::Grouping).
+    Group,
+    /// Units of pools for several sites at once, which start together; see
+    /// `gang`.
+    Gang,
 }
 
 /// The fewest and the most messages that a claim can cost.

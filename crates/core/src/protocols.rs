@@ -61,6 +61,8 @@ protocols! {
     quorum_as_printed::QuorumAsPrinted;
     /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
     quorum_as_printed_inquire::QuorumAsPrintedInquire;
+    /// Cheng 1999, appendix, corrected: groups that share processes take turns.
+    groups::Groups;
 }
 
 impl Kind {

@@ -81,7 +81,7 @@ use serde::{Deserialize, Serialize};
 use self::arbiter::{Arbiter, Ruling};
 use self::ballot::Ballot;
 use self::rules::{Rules, Slip, Sound};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::quorums::{RequestSet, RequestSets, Terms};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -164,6 +164,7 @@ impl<R: Rules> Protocol for Quorum<R> {
     const PROFILE: Profile = Profile {
         source: "Baldoni 1994, corrected, non-blocking",
         summary: "asks a request set of arbiters; many sites, few units",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,
