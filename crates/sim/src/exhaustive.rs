@@ -226,8 +226,10 @@ impl<'a, P: Protocol> Search<'a, P> {
     pub(crate) fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
         let pairs = |from: SiteId| cluster.others(from).map(move |to| (from, to));
         let links: Vec<_> = cluster.all().flat_map(pairs).collect();
-        let watch = (P::PROFILE.serves == Service::Group)
-            .then(|| Watch::new(&cluster.grouping().expect("checked by whoever made the cluster")));
+        let watch = (P::PROFILE.serves == Service::Group).then(|| {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            Watch::new(&grouping, !P::PROFILE.as_printed)
+        });
         let width = usize::from(cluster.sites) + links.len() + usize::from(watch.is_some());
         let mut search = Self {
             cluster,
@@ -426,7 +428,7 @@ impl<'a, P: Protocol> Search<'a, P> {
             let mut sends = Vec::new();
             for effect in out.as_slice() {
                 if let Effect::Send { to, clock, message, .. } = effect {
-                    let time = if self.script.endless { 0 } else { clock.time };
+                    let time = if self.script.timeless { 0 } else { clock.time };
                     sends.push((to.0, self.envelopes.number((time, message.clone()))));
                 }
             }

@@ -12,11 +12,14 @@ pub struct Watch {
     rivals: Vec<(SiteId, SiteId)>,
     /// By group, those that cannot work at the same time.
     adjacent: Vec<Vec<GroupId>>,
+    /// Whether members have to leave together.
+    strict: bool,
 }
 
 impl Watch {
-    /// Watches these groups.
-    pub fn new(grouping: &Grouping) -> Self {
+    /// Watches these groups. If `strict`, two groups that share a process do not overlap even where
+    /// some members have finished; the published listings do not get as far as to promise that.
+    pub fn new(grouping: &Grouping, strict: bool) -> Self {
         let processes = (0..grouping.processes()).map(SiteId);
         let rivals = processes.flat_map(|i| {
             grouping.rivals(i).into_iter().filter(move |&j| i < j).map(move |j| (i, j))
@@ -38,6 +41,7 @@ impl Watch {
             rivals: rivals.collect(),
             adjacent: grouping.all().map(near).collect(),
             grouping: grouping.clone(),
+            strict,
         }
     }
 
@@ -125,10 +129,17 @@ impl Watch {
         if !at_work(group) {
             return Ok(());
         }
-        let Some(&other) = self.adjacent[group.index()].iter().find(|&&other| at_work(other))
-        else {
-            return Ok(());
-        };
+        let mut others = self.adjacent[group.index()].iter().filter(|&&other| at_work(other));
+        others.try_for_each(|&other| self.judge_pair(group, other, begun, works))
+    }
+
+    fn judge_pair<'a>(
+        &self,
+        group: GroupId,
+        other: GroupId,
+        begun: &[SiteSet],
+        works: &impl Fn(SiteId) -> &'a [GroupId],
+    ) -> Result<(), Violation> {
         for (counting, elsewhere) in [(group, other), (other, group)] {
             let started = &begun[counting.index()];
             let away = |site: &&SiteId| {
@@ -142,6 +153,9 @@ impl Watch {
                 );
                 return Err(Violation::new("one group at a time", detail));
             }
+        }
+        if !self.strict {
+            return Ok(());
         }
         let detail = format!("{group} and {other} work at the same time");
         Err(Violation::new("overlap", detail))

@@ -28,8 +28,10 @@ pub struct Script {
     /// What each site may ask for, and how often, where sites differ; each demand is live once at
     /// a time. Empty where all may ask for the same.
     pub own: Vec<Vec<(Demand, u32)>>,
-    /// Claims are made for ever. A stamp is then only a name, and one that is free is used again:
-    /// for protocols whose order does not come from stamps.
+    /// Whether a stamp is only a name, and one that is free is used again: for protocols whose order
+    /// does not come from stamps.
+    pub timeless: bool,
+    /// Whether claims of the site's own are made for ever.
     pub endless: bool,
 }
 
@@ -44,6 +46,7 @@ impl Script {
             withdraw: false,
             partial: false,
             own: Vec::new(),
+            timeless: false,
             endless: false,
         }
     }
@@ -61,7 +64,7 @@ impl Script {
             vec![(grouping.demand(process), rounds.saturating_mul(times))]
         };
         let own = (0..grouping.processes()).map(SiteId).map(own).collect();
-        Self { own, ..Self::new(grouping.processes(), 0, Vec::new()) }
+        Self { own, timeless: true, ..Self::new(grouping.processes(), 0, Vec::new()) }
     }
 
     fn demand(&self, site: SiteId, number: usize) -> &Demand {
@@ -83,7 +86,9 @@ pub struct Local<P: Protocol> {
     pub rounds: u32,
     /// The same for each demand that only this site makes.
     pub own: Vec<(Demand, u32)>,
-    /// Whether they are made for ever.
+    /// Whether stamps are only names.
+    pub timeless: bool,
+    /// Whether claims are made for ever.
     pub endless: bool,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
@@ -160,6 +165,7 @@ impl<P: Protocol> Local<P> {
             timers: BTreeSet::new(),
             rounds,
             own: Vec::new(),
+            timeless: false,
             endless: false,
             claims: Vec::new(),
         }
@@ -169,6 +175,7 @@ impl<P: Protocol> Local<P> {
     pub fn scripted(me: SiteId, cluster: &Cluster, script: &Script) -> Self {
         Self {
             own: script.own.get(me.index()).cloned().unwrap_or_default(),
+            timeless: script.timeless,
             endless: script.endless,
             ..Self::new(me, cluster, script.rounds[me.index()])
         }
@@ -260,7 +267,7 @@ impl<P: Protocol> Local<P> {
                 Effect::Send { .. } => {}
             }
         }
-        if self.endless {
+        if self.timeless {
             let taken = |time: &u64| self.claims.iter().any(|client| client.claim.time == time + 1);
             self.time = (0..).find(|time| !taken(time)).expect("few claims are live");
         }
@@ -360,7 +367,7 @@ impl<P: Protocol> World<P> {
             if let Effect::Send { to, clock, message, .. } = effect {
                 let link = &mut self.links[site.index() * sites + to.index()];
                 let receiver = &self.locals[to.index()];
-                let time = if receiver.endless { 0 } else { clock.time };
+                let time = if receiver.timeless { 0 } else { clock.time };
                 link.push_back((news(time, receiver.time), message.clone()));
             }
         }

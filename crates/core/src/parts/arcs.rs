@@ -123,6 +123,12 @@ impl Arcs {
         self.row(own)[begins[rival]..begins[rival + 1]].iter().all(|&leads| leads)
     }
 
+    /// Whether an own group leads some copy of a competitor.
+    pub fn leads_some(&self, own: usize, rival: usize) -> bool {
+        let begins = &self.place.0.begins;
+        self.row(own)[begins[rival]..begins[rival + 1]].iter().any(|&leads| leads)
+    }
+
     /// Whether an own group leads this copy of a competitor; none where there is no such copy.
     pub fn leads_copy(&self, own: usize, rival: usize, group: GroupId) -> Option<bool> {
         Some(self.row(own)[self.copy(rival, group)?])
@@ -134,16 +140,19 @@ impl Arcs {
         copies.iter().position(|copy| copy.1 == group).map(|place| begins[rival] + place)
     }
 
-    /// A competitor has worked for a group and lets every own group lead it. False, with nothing
-    /// changed, where it has no such group or one of them leads it already.
-    pub fn turn(&mut self, rival: usize, group: GroupId) -> bool {
-        let Some(copy) = self.copy(rival, group) else { return false };
+    /// Whether some own group leads this copy of a competitor; none where there is no such copy.
+    pub fn any_leads(&self, rival: usize, group: GroupId) -> Option<bool> {
+        let copy = self.copy(rival, group)?;
         let copies = self.place.0.copies.len();
-        if self.leads.iter().skip(copy).step_by(copies).any(|&leads| leads) {
-            return false;
+        Some(self.leads.iter().skip(copy).step_by(copies).any(|&leads| leads))
+    }
+
+    /// A competitor has worked for a group and lets every own group lead it.
+    pub fn turn(&mut self, rival: usize, group: GroupId) {
+        if let Some(copy) = self.copy(rival, group) {
+            let copies = self.place.0.copies.len();
+            self.leads.iter_mut().skip(copy).step_by(copies).for_each(|leads| *leads = true);
         }
-        self.leads.iter_mut().skip(copy).step_by(copies).for_each(|leads| *leads = true);
-        true
     }
 
     /// An own group has worked and lets everybody lead it. The competitors have to be told.

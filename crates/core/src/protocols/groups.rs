@@ -376,9 +376,11 @@ impl Protocol for Groups {
                 self.leave(out);
             }
             Message::Turn { group } => {
-                if !self.arcs.turn(rival?, group) {
+                let rival = rival?;
+                if self.arcs.any_leads(rival, group) != Some(false) {
                     return Err(PeerFault::Unexpected("a turn that was not its to give"));
                 }
+                self.arcs.turn(rival, group);
                 self.promise(out);
             }
         }
