@@ -470,6 +470,11 @@ pub enum Service {
     /// Counters: a claim takes units for good, anybody adds some. A pool's size is the value that
     /// its semaphore begins with.
     Semaphore,
+    /// Groups of processes that work together; see [`Grouping`](crate::Grouping).
+    Group,
+    /// Units of pools for several sites at once, which start together; see
+    /// `gang`.
+    Gang,
 }
 
 /// The fewest and the most messages that a claim can cost.

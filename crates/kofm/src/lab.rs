@@ -147,7 +147,7 @@ pub(crate) fn is_semaphore(kind: Kind) -> bool {
 pub(crate) fn title(kind: Kind, cluster: &Cluster) -> String {
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
     let units = |units: &Units| match kind.profile().serves {
-        Service::Pool => plural(units.0 as usize, "unit"),
+        Service::Pool | Service::Group | Service::Gang => plural(units.0 as usize, "unit"),
         Service::Semaphore => format!("a semaphore of {units}"),
     };
     let units: Vec<String> = cluster.pools.iter().map(units).collect();

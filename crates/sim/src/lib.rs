@@ -5,7 +5,9 @@
 //! writes down what happened and runs it again.
 
 pub mod exhaustive;
+pub mod fairness;
 pub mod faults;
+pub mod groups;
 pub mod mortal;
 pub mod oracle;
 pub mod report;

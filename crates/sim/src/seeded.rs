@@ -345,7 +345,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.requests += 1;
         let site = self.home(client);
         let demand = match P::PROFILE.serves {
-            Service::Pool => draw_demand(self.setup, &mut self.demands),
+            Service::Pool | Service::Group | Service::Gang => {
+                draw_demand(self.setup, &mut self.demands)
+            }
             Service::Semaphore => draw_one(self.setup, &mut self.demands),
         };
         let (protocol, clock) = &self.sites[site.index()];
