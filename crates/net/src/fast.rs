@@ -123,6 +123,8 @@ impl FastAnswer {
                 | Answer::Usage(_)
                 | Answer::Ahead { .. }
                 | Answer::History(_)
+                | Answer::Taken(_)
+                | Answer::Semaphores(_)
                 | Answer::Events { .. },
             ) => Self::Done,
             Err(error) => Self::Error { code: error.error, message: error.message },

@@ -24,11 +24,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
@@ -37,7 +38,7 @@ use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, warn};
 
 use crate::access::Access;
-use crate::api::{Code, Error, PutPool, State, Submit};
+use crate::api::{AddSpec, Code, Error, PutPool, PutSemaphore, State, Submit, TakeSpec};
 use crate::duration;
 use crate::site::Site;
 
@@ -72,10 +73,10 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/history", get(history))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
-        .route("/v1/semaphores", get(not_here))
-        .route("/v1/semaphores/{name}", put(not_here).get(not_here).delete(not_here))
-        .route("/v1/semaphores/{name}/p", post(not_here))
-        .route("/v1/semaphores/{name}/v", post(not_here))
+        .route("/v1/semaphores", get(semaphores))
+        .route("/v1/semaphores/{name}", get(semaphore).put(put_semaphore).delete(remove_semaphore))
+        .route("/v1/semaphores/{name}/p", post(take))
+        .route("/v1/semaphores/{name}/v", post(add))
         .route("/v1/gangs", get(not_here))
         .route("/v1/gangs/{name}", put(not_here).get(not_here).delete(not_here))
         .route("/v1/gangs/{name}/start", post(not_here))
@@ -110,6 +111,7 @@ pub async fn serve(site: Site, listener: TcpListener, access: Access) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                keep_alive(&stream);
                 if stream.set_nodelay(true).is_ok() {
                     answer(stream, &router, &slots);
                 }
@@ -135,6 +137,17 @@ pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<(
             Ok((stream, _)) => answer(stream, &router, &slots),
             Err(error) => cannot_accept(&error).await,
         }
+    }
+}
+
+/// A client that waits says nothing: without probes, one whose machine died would wait for ever.
+fn keep_alive(stream: &TcpStream) {
+    let probes = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
+    if let Err(error) = probes {
+        debug!(%error, "no probes on a connection");
     }
 }
 
@@ -191,8 +204,10 @@ impl IntoResponse for ApiError {
 
 const fn status_of(code: Code) -> StatusCode {
     match code {
-        Code::UnknownPool | Code::UnknownRequest | Code::NotFound => StatusCode::NOT_FOUND,
-        Code::Infeasible | Code::Busy | Code::InUse => StatusCode::CONFLICT,
+        Code::UnknownPool | Code::UnknownSemaphore | Code::UnknownRequest | Code::NotFound => {
+            StatusCode::NOT_FOUND
+        }
+        Code::Infeasible | Code::Busy | Code::Timeout | Code::InUse => StatusCode::CONFLICT,
         Code::Malformed => StatusCode::UNPROCESSABLE_ENTITY,
         Code::Gone => StatusCode::GONE,
         Code::Forbidden => StatusCode::FORBIDDEN,
@@ -234,6 +249,8 @@ async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiE
         Ok(Err(_)) => return Err(malformed(format!("the body is longer than {MAX_BODY} bytes"))),
         Err(_) => return Err(malformed("the body did not come in time".into())),
     };
+    // Where everything has a default, nothing need be said.
+    let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
     serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
 }
 
@@ -365,8 +382,43 @@ async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     ok(&json!({"name": name, "state": "removed"}))
 }
 
+async fn semaphores(Shared(app): Shared<App>) -> Answer {
+    listed(app.site.semaphores().await?)
+}
+
+async fn semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    ok(&app.site.semaphore(&name).await?)
+}
+
+async fn put_semaphore(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let spec: PutSemaphore = body(request).await?;
+    app.site.put_semaphore(&name, spec).await?;
+    semaphore(Shared(app), Named(name)).await
+}
+
+async fn remove_semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_semaphore(&name).await?;
+    ok(&json!({"name": name, "state": "removed"}))
+}
+
+/// P: the answer comes when the units are taken. A client that hangs up before has taken nothing.
+async fn take(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
+    let spec: TakeSpec = body(request).await?;
+    ok(&app.site.p(&name, spec).await?)
+}
+
+async fn add(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
+    let spec: AddSpec = body(request).await?;
+    app.site.v(&name, spec.m).await?;
+    ok(&json!({"name": name, "m": spec.m, "state": "added"}))
+}
+
 async fn not_here() -> Answer {
-    Err(Error::new(Code::Unsupported, "semaphores and gangs are not in this build").into())
+    Err(Error::new(Code::Unsupported, "gangs are not in this build").into())
 }
 
 async fn no_path(uri: Uri) -> Answer {

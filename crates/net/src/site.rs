@@ -18,11 +18,12 @@
 mod core;
 mod events;
 mod metrics;
+mod semaphores;
 mod views;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ struct Inner {
     /// One change at a time; the requests that keep units out of pools that were made smaller.
     changing: tokio::sync::Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
+    /// Keys for those who wait to take from a semaphore.
+    takers: AtomicU64,
     _state: Option<StateDir>,
 }
 
@@ -169,6 +172,7 @@ impl Site {
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            takers: AtomicU64::new(0),
             _state: state,
         });
         if alone {
@@ -542,7 +546,7 @@ impl Site {
         let sites = self.0.together.get().into_iter().flatten();
         let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
         if list.is_empty() {
-            let text = "the pools of a cluster on several machines are fixed by its configuration; \
+            let text = "what a cluster on several machines shares is fixed by its configuration; \
                         change it at all sites and restart them";
             return Err(api::Error::new(Code::Unsupported, text));
         }
@@ -589,6 +593,7 @@ impl Site {
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } => return true,
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
@@ -603,6 +608,7 @@ impl Site {
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Semaphores
             | Call::History(_) => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
@@ -638,6 +644,10 @@ impl Site {
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Take { .. }
+            | Call::GiveUp(_)
+            | Call::Add { .. }
+            | Call::Semaphores
             | Call::History(_)) => self.call(call).await,
         }
     }

@@ -129,7 +129,8 @@ fn a_demand_over_pools_of_several_protocols() {
     let mut demand = Vec::new();
     for kind in kofm_core::Kind::ALL {
         let profile = kind.profile();
-        if !profile.as_printed && profile.full_service {
+        let shares = profile.serves == kofm_core::Service::Pool;
+        if !profile.as_printed && profile.full_service && shares {
             let name = kind.name();
             pools.push(format!("[pools.p-{name}]\nunits = 2\nprotocol = \"{name}\"\n"));
             demand.push(format!("p-{name}:2"));

@@ -8,6 +8,7 @@ mod events;
 mod inputs;
 mod leases;
 mod requests;
+mod semaphores;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::api::{self, Answer, Call, Hold, State};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, PoolConfig};
+use crate::config::{Config, PoolConfig, SemaphoreConfig};
 use crate::engine::{Engine, Move, Outcome};
 use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
@@ -86,6 +87,26 @@ pub(crate) enum Command {
         name: String,
         reply: oneshot::Sender<bool>,
     },
+    AddSemaphore {
+        name: String,
+        semaphore: SemaphoreConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+    /// Lets clients use it, or again after it was closed.
+    OpenSemaphore {
+        name: String,
+        new: bool,
+    },
+    /// Lets nobody use it; says how many wait.
+    CloseSemaphore {
+        name: String,
+        reply: oneshot::Sender<u64>,
+    },
+    /// Says whether it was there; nobody waits for it.
+    RemoveSemaphore {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
     Drain,
 }
 
@@ -105,6 +126,12 @@ pub(crate) struct Core {
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
+
+    pub(super) semaphores: Vec<semaphores::Semaphore>,
+    semaphore_by_name: HashMap<Arc<str>, usize>,
+    /// Whoever waits to take from a semaphore, by the key of the call and by claim.
+    takers: HashMap<u64, semaphores::Taker>,
+    taker_by_claim: HashMap<(usize, Stamp), u64>,
 
     pub(super) requests: HashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
@@ -140,7 +167,7 @@ struct Running {
     kind: Kind,
     engine: Box<dyn Engine>,
     names: Names,
-    /// The site's number of each of its pools.
+    /// The site's number of each of its pools, or semaphores.
     pools: Vec<usize>,
     /// Pools were added to the table first, and are opened when all sites have them.
     open: bool,
@@ -248,6 +275,7 @@ enum Timer {
     Deadline(u64),
     Watch(u64),
     Listen,
+    Taker(u64),
     Protocol(usize, Vec<u8>),
 }
 
@@ -276,6 +304,10 @@ impl Core {
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
+            semaphores: Vec::new(),
+            semaphore_by_name: HashMap::new(),
+            takers: HashMap::new(),
+            taker_by_claim: HashMap::new(),
             requests: HashMap::new(),
             by_id: HashMap::new(),
             by_claim: HashMap::new(),
@@ -307,6 +339,12 @@ impl Core {
             let pools: Vec<_> = pools.map(|(name, pool)| (name.clone(), pool.clone())).collect();
             if !pools.is_empty() {
                 core.add_engine(kind, pools, true);
+            }
+            let semaphores = config.semaphores.iter().filter(|(_, it)| it.protocol == kind);
+            let semaphores: Vec<_> =
+                semaphores.map(|(name, it)| (name.clone(), it.clone())).collect();
+            if !semaphores.is_empty() {
+                core.add_semaphores(kind, semaphores, true);
             }
         }
         core
@@ -353,6 +391,7 @@ impl Core {
                 Timer::Deadline(key) => self.run_out(key),
                 Timer::Watch(key) => self.answer_watcher(key, number),
                 Timer::Listen => self.stop_listening(number),
+                Timer::Taker(key) => self.stop_taking(key),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));

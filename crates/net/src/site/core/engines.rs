@@ -113,6 +113,7 @@ impl Core {
             | Move::Add { .. }
             | Move::Release { .. }
             | Move::Withdraw { .. }
+            | Move::Add { .. }
             | Move::Fire { .. } => None,
         };
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
@@ -202,6 +203,9 @@ impl Core {
     }
 
     pub(super) fn granted(&mut self, engine: usize, claim: Stamp, units: &[Unit]) {
+        if self.is_semaphore(engine) {
+            return self.taken(engine, claim);
+        }
         let Some(&key) = self.by_claim.get(&(engine, claim)) else {
             // Ended in the same moment.
             let release = Move::Release { claim, part: None };
@@ -241,6 +245,9 @@ impl Core {
     }
 
     pub(super) fn rejected(&mut self, engine: usize, claim: Stamp, reason: &Rejection) {
+        if self.is_semaphore(engine) {
+            return self.not_taken(engine, claim, reason);
+        }
         if let Some(&key) = self.by_claim.get(&(engine, claim)) {
             // The protocol has forgotten the claim already.
             if let Some(part) = self.part_of(key, claim) {
