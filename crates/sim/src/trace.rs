@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
 use kofm_core::quorums::RequestSets;
-use kofm_core::{Clock, Cluster, Effect, Effects, Input, Protocol, SiteId, step};
+use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service, SiteId, step};
 use serde::{Deserialize, Serialize};
 
 use crate::span::{DELAY, Time};
@@ -150,6 +150,10 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     }
     RequestSets::check(&header.cluster)
         .map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
+    let serves = Kind::named(&header.protocol).map(|kind| kind.profile().serves);
+    if serves == Some(Service::Group) {
+        header.cluster.grouping().map_err(|error| format!("line 1: {error}"))?;
+    }
     Ok(header)
 }
 

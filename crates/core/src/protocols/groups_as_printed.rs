@@ -354,9 +354,9 @@ impl<R: Reading> Protocol for GroupsAsPrinted<R> {
         }
         let one = |site| Blocker { site, pool: PoolId(0), units: Units(1), claim: None };
         let forks = self.y.iter().zip(self.x.rivals()).filter(|(y, _)| !**y);
-        let members = (0..self.inform.len()).filter(|&k| self.inform[k]).flat_map(|k| {
-            self.x.others(k).filter(move |&h| !self.informed[k].contains(h))
-        });
+        let members = (0..self.inform.len())
+            .filter(|&k| self.inform[k])
+            .flat_map(|k| self.x.others(k).filter(move |&h| !self.informed[k].contains(h)));
         forks.map(|(_, &j)| j).chain(members).map(one).collect()
     }
 

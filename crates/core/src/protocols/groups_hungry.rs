@@ -508,7 +508,12 @@ impl Protocol for GroupsHungry {
         let forks = self.forks.iter().zip(self.arcs.rivals());
         let missing: Vec<Blocker> = forks
             .filter(|(fork, _)| !fork.here)
-            .map(|(_, &rival)| Blocker { site: rival, pool: PoolId(0), units: Units(1), claim: None })
+            .map(|(_, &rival)| Blocker {
+                site: rival,
+                pool: PoolId(0),
+                units: Units(1),
+                claim: None,
+            })
             .collect();
         if !missing.is_empty() {
             return missing;
@@ -529,7 +534,10 @@ impl Protocol for GroupsHungry {
     }
 
     fn audit(&self) {
-        assert!(self.ready.is_none() || self.work.is_none(), "a process serves one group at a time");
+        assert!(
+            self.ready.is_none() || self.work.is_none(),
+            "a process serves one group at a time"
+        );
         if self.ready.is_some() || self.work.is_some() {
             assert!(self.forks.iter().all(|fork| fork.here), "and keeps every fork meanwhile");
         }

@@ -1,6 +1,6 @@
+use kofm_core::Protocol;
 use kofm_core::protocols::groups::Groups;
 use kofm_core::protocols::groups_hungry::GroupsHungry;
-use kofm_core::Protocol;
 use kofm_sim::exhaustive::explore;
 use kofm_sim::fairness::fairness;
 use kofm_sim::world::Script;
@@ -8,16 +8,21 @@ use kofm_sim::world::Script;
 use crate::topologies::{TWELVE, named};
 
 fn show<P: Protocol>(name: &str, named_groups: bool, rounds: Option<u32>, limit: u64) {
-        let cluster = named(name);
-        let script = Script {
-            endless: rounds.is_none(),
-            ..Script::of_groups(&cluster.grouping().unwrap(), named_groups, rounds.unwrap_or(1))
-        };
-        let found = explore::<P>(&cluster, &script, limit, |_| {});
-        println!("{name} {rounds:?} {} {} {:?}", found.states, found.complete, found.violation.as_ref().map(|v| (&v.0, v.1.iter().map(|s| s.text()).collect::<Vec<_>>())));
-        if rounds.is_none() && found.complete {
+    let cluster = named(name);
+    let script = Script {
+        endless: rounds.is_none(),
+        ..Script::of_groups(&cluster.grouping().unwrap(), named_groups, rounds.unwrap_or(1))
+    };
+    let found = explore::<P>(&cluster, &script, limit, |_| {});
+    println!(
+        "{name} {rounds:?} {} {} {:?}",
+        found.states,
+        found.complete,
+        found.violation.as_ref().map(|v| (&v.0, v.1.iter().map(|s| s.text()).collect::<Vec<_>>()))
+    );
+    if rounds.is_none() && found.complete {
         println!("  {:?}", fairness::<P>(&cluster, &script, !named_groups, 1_000_000));
-        }
+    }
 }
 
 #[test]
@@ -42,8 +47,10 @@ use kofm_core::protocols::groups_hungry_as_printed::GroupsHungryAsPrinted;
 fn printed() {
     for name in ["fig1b", "ring", "fig3", "share"] {
         for rounds in [Some(2), None] {
-        println!("kindest"); show::<GroupsAsPrinted>(name, false, rounds, 2_000_000);
-        println!("self"); show::<GroupsAsPrintedSelf>(name, false, rounds, 2_000_000);
+            println!("kindest");
+            show::<GroupsAsPrinted>(name, false, rounds, 2_000_000);
+            println!("self");
+            show::<GroupsAsPrintedSelf>(name, false, rounds, 2_000_000);
         }
     }
     for name in ["can2", "can3", "fig1b"] {
