@@ -81,6 +81,8 @@ protocols! {
     groups_as_printed_self::GroupsAsPrintedSelf;
     /// Cheng 1999 §5, as described.
     groups_hungry_as_printed::GroupsHungryAsPrinted;
+    /// kofm's own: several sites start together, over roaming.
+    gang::Gang;
 }
 
 impl Kind {

@@ -110,7 +110,6 @@ impl Core {
         let from = match &input {
             Move::Deliver { from, .. } => Some(*from),
             Move::Claim { .. }
-            | Move::Add { .. }
             | Move::Release { .. }
             | Move::Withdraw { .. }
             | Move::Add { .. }
