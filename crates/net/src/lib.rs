@@ -23,6 +23,7 @@ mod names;
 mod random;
 pub mod session;
 mod site;
+mod store;
 pub mod wire;
 
 pub use boottime::Moment;

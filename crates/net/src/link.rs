@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,7 +23,9 @@ use tracing::{debug, error, info, warn};
 
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Session};
-use crate::wire::{Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError};
+use crate::wire::{
+    Call, Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError,
+};
 
 /// At least one frame per this time goes each way.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -35,6 +38,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// Greetings in progress at once; more are turned away.
 const GREETINGS: usize = 64;
+/// Connections for questions outside the sessions, and how long one may be silent.
+const CALLERS: usize = 1024;
+const CALL_SILENCE: Duration = Duration::from_mins(1);
 /// What a writer takes out of the session at once.
 const BATCH: usize = 256 << 10;
 
@@ -69,15 +75,24 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub cluster: String,
+    pub name: String,
     pub me: SiteId,
     pub incarnation: u64,
     pub table: u64,
+}
+
+/// Who answers questions that come outside the sessions.
+pub(crate) trait Answers: Send + Sync + std::fmt::Debug {
+    /// The answer, when it is there.
+    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>>;
 }
 
 /// All links of a site.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     identity: Identity,
+    answers: Option<Arc<dyn Answers>>,
+    callers: Arc<Semaphore>,
     links: BTreeMap<SiteId, Link>,
     events: mpsc::Sender<Event>,
     stop: watch::Sender<bool>,
@@ -135,12 +150,15 @@ impl Mesh {
         identity: Identity,
         peers: BTreeMap<SiteId, String>,
         listener: Option<TcpListener>,
+        answers: Option<Arc<dyn Answers>>,
     ) -> (Arc<Self>, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(256);
         let links = peers.into_iter().map(|(peer, address)| (peer, Link::new(peer, address)));
         let stop = watch::Sender::new(false);
         let standing = watch::Sender::new(0);
-        let mesh = Arc::new(Self { identity, links: links.collect(), events, stop, standing });
+        let (links, callers) = (links.collect(), Arc::new(Semaphore::new(CALLERS)));
+        let mesh =
+            Arc::new(Self { identity, answers, callers, links, events, stop, standing });
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
         }
@@ -230,7 +248,8 @@ impl Mesh {
                 let greeted = timeout(GREETING, mesh.accept(stream)).await;
                 drop(permit);
                 match greeted {
-                    Ok(Ok((peer, connection))) => mesh.run(peer, connection).await,
+                    Ok(Ok(Greeted::Peer(peer, connection))) => mesh.run(peer, connection).await,
+                    Ok(Ok(Greeted::Caller(connection))) => mesh.serve_caller(connection).await,
                     Ok(Err(error)) => warn!(%from, %error, "greeting"),
                     Err(_) => warn!(%from, "no greeting in time"),
                 }
@@ -291,10 +310,11 @@ impl Mesh {
     }
 
     /// The greeting, as the one who is dialled.
-    async fn accept(&self, stream: TcpStream) -> Result<(SiteId, Connection), LinkError> {
+    async fn accept(&self, stream: TcpStream) -> Result<Greeted, LinkError> {
         let mut connection = Connection::new(stream)?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
+            Frame::Call(call) => return self.accept_caller(connection, &call).await,
             frame => return Err(LinkError::unexpected(&frame)),
         };
         let Some(link) = self.links.get(&hello.from).filter(|link| link.peer < self.identity.me)
@@ -320,7 +340,40 @@ impl Mesh {
         }
         self.bind(link, &hello)?;
         connection.send(&Frame::Welcome).await?;
-        Ok((link.peer, connection))
+        Ok(Greeted::Peer(link.peer, connection))
+    }
+
+    async fn accept_caller(
+        &self,
+        mut connection: Connection,
+        call: &Call,
+    ) -> Result<Greeted, LinkError> {
+        let meant = call.cluster == self.identity.cluster && call.to == self.identity.name;
+        if meant && self.answers.is_some() {
+            connection.send(&Frame::Welcome).await?;
+            return Ok(Greeted::Caller(connection));
+        }
+        let text = format!("this is {} of cluster {}", self.identity.name, self.identity.cluster);
+        let refuse = Refuse { code: RefuseCode::Address, text };
+        connection.send(&Frame::Refuse(refuse.clone())).await?;
+        Err(LinkError::Refuses(refuse.text))
+    }
+
+    /// Answers questions, one after the other, until the caller goes away.
+    async fn serve_caller(&self, mut connection: Connection) {
+        let Some(answers) = &self.answers else { return };
+        let Ok(_slot) = self.callers.try_acquire() else { return };
+        loop {
+            let note = tokio::select! {
+                note = timeout(CALL_SILENCE, connection.note()) => note,
+                () = self.stopped() => return,
+            };
+            let Ok(Ok(question)) = note else { return };
+            let answer = Frame::Note(Bytes::from(answers.answer(question).await));
+            if connection.send(&answer).await.is_err() {
+                return;
+            }
+        }
     }
 
     fn hello(&self, link: &Link) -> Hello {
@@ -605,8 +658,66 @@ fn accept_frame(
         }
         Frame::Ack { ack } => Ok(session.acknowledged(ack)?),
         Frame::Bye => Err(LinkError::Bye),
-        frame @ (Frame::Hello(_) | Frame::Welcome | Frame::Refuse(_)) => {
-            Err(LinkError::unexpected(&frame))
+        frame @ (Frame::Hello(_)
+        | Frame::Welcome
+        | Frame::Refuse(_)
+        | Frame::Call(_)
+        | Frame::Note(_)) => Err(LinkError::unexpected(&frame)),
+    }
+}
+
+/// Who has come.
+enum Greeted {
+    Peer(SiteId, Connection),
+    Caller(Connection),
+}
+
+/// Asks one site, outside any session. One question at a time; the connection is kept.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    address: String,
+    call: Call,
+    connection: tokio::sync::Mutex<Option<Connection>>,
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "in a greeting, any frame but the expected one is refused, those to come too"
+)]
+impl Caller {
+    /// Asks the site `to` at `address`.
+    pub(crate) fn new(cluster: &str, to: &str, address: &str) -> Self {
+        let call = Call { cluster: cluster.to_owned(), to: to.to_owned() };
+        Self { address: address.to_owned(), call, connection: tokio::sync::Mutex::default() }
+    }
+
+    /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
+    /// late answer is taken for another.
+    pub(crate) async fn ask(&self, question: Vec<u8>) -> io::Result<Bytes> {
+        let mut slot = self.connection.lock().await;
+        let question = Frame::Note(Bytes::from(question));
+        if let Some(mut kept) = slot.take()
+            && kept.send(&question).await.is_ok()
+            && let Ok(answer) = kept.note().await
+        {
+            *slot = Some(kept);
+            return Ok(answer);
+        }
+        // Questions may be repeated.
+        let mut fresh = self.connect().await.map_err(io::Error::other)?;
+        fresh.send(&question).await?;
+        let answer = fresh.note().await.map_err(io::Error::other)?;
+        *slot = Some(fresh);
+        Ok(answer)
+    }
+
+    async fn connect(&self) -> Result<Connection, LinkError> {
+        let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
+        connection.send(&Frame::Call(self.call.clone())).await?;
+        match connection.greeting().await? {
+            Frame::Welcome => Ok(connection),
+            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
+            frame => Err(LinkError::unexpected(&frame)),
         }
     }
 }
@@ -618,6 +729,10 @@ struct Connection {
     buffer: BytesMut,
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any frame but the expected one is refused, those to come too"
+)]
 impl Connection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
@@ -631,10 +746,22 @@ impl Connection {
         self.writer.write_all(&out).await
     }
 
+    /// One question or answer.
+    async fn note(&mut self) -> Result<Bytes, LinkError> {
+        match self.frame(MAX_BODY).await? {
+            Frame::Note(body) => Ok(body),
+            frame => Err(LinkError::unexpected(&frame)),
+        }
+    }
+
     /// One frame of a peer that is not known yet.
     async fn greeting(&mut self) -> Result<Frame, LinkError> {
+        self.frame(MAX_GREETING).await
+    }
+
+    async fn frame(&mut self, limit: usize) -> Result<Frame, LinkError> {
         loop {
-            if let Some(frame) = Frame::decode(&mut self.buffer, MAX_GREETING)? {
+            if let Some(frame) = Frame::decode(&mut self.buffer, limit)? {
                 return Ok(frame);
             }
             if self.reader.read_buf(&mut self.buffer).await? == 0 {
@@ -684,6 +811,8 @@ impl LinkError {
             Frame::Data { .. } => "Data",
             Frame::Ack { .. } => "Ack",
             Frame::Bye => "Bye",
+            Frame::Call(_) => "Call",
+            Frame::Note(_) => "Note",
         })
     }
 }
