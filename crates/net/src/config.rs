@@ -40,6 +40,9 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// Where the incarnation is kept. Needed as soon as there are other sites.
     pub state_dir: Option<PathBuf>,
+    /// A file with the tokens that clients must show one of; see [`crate::Access::read`]. Without
+    /// it everybody is answered who can connect.
+    pub token_file: Option<PathBuf>,
     /// The pools, by name.
     pub pools: BTreeMap<String, PoolConfig>,
 }
@@ -115,6 +118,7 @@ impl Config {
             http: None,
             socket: None,
             state_dir: None,
+            token_file: None,
             pools: BTreeMap::new(),
         }
     }
@@ -161,8 +165,18 @@ impl Config {
 }
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 9] =
-    ["cluster", "site", "members", "listen", "http", "socket", "state_dir", "pools", "protocol"];
+const KEYS: [&str; 10] = [
+    "cluster",
+    "site",
+    "members",
+    "listen",
+    "http",
+    "socket",
+    "state_dir",
+    "token_file",
+    "pools",
+    "protocol",
+];
 
 /// All that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -222,6 +236,7 @@ impl Reader<'_> {
         config.http = self.address(table, "http");
         config.socket = self.string(table, "socket").map(PathBuf::from);
         config.state_dir = self.string(table, "state_dir").map(PathBuf::from);
+        config.token_file = self.string(table, "token_file").map(PathBuf::from);
         let protocol = match self.string(table, "protocol").map(|name| protocol_named(&name)) {
             Some(Ok(kind)) => kind,
             Some(Err(text)) => {

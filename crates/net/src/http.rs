@@ -16,6 +16,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -33,6 +34,7 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::{Stream, StreamExt, StreamMap};
 use tracing::{debug, warn};
 
+use crate::access::Access;
 use crate::api::{Code, Error, PutPool, State, Submit};
 use crate::duration;
 use crate::site::Site;
@@ -54,8 +56,8 @@ struct App {
     listeners: Arc<AtomicUsize>,
 }
 
-/// All paths of the API.
-pub fn router(site: Site) -> Router {
+/// All paths of the API. Health, metrics, the page and its document are for everybody.
+pub fn router(site: Site, access: Access) -> Router {
     let app = App { site, listeners: Arc::default() };
     Router::new()
         .route("/v1/requests", post(submit))
@@ -79,6 +81,7 @@ pub fn router(site: Site) -> Router {
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
+        .route_layer(from_fn_with_state(access, guard))
         .route("/metrics", get(metrics))
         .route("/healthz", get(livez))
         .route("/livez", get(livez))
@@ -91,9 +94,17 @@ pub fn router(site: Site) -> Router {
         .with_state(app)
 }
 
+async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next: Next) -> Response {
+    if access.allows(request.headers()) {
+        return next.run(request).await;
+    }
+    let text = "this site wants a token: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
+    ApiError(Error::new(Code::Forbidden, text)).into_response()
+}
+
 /// Answers clients on a TCP port until the listener fails.
-pub async fn serve(site: Site, listener: TcpListener) {
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+pub async fn serve(site: Site, listener: TcpListener, access: Access) {
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -107,7 +118,7 @@ pub async fn serve(site: Site, listener: TcpListener) {
 }
 
 /// Answers clients on a Unix socket.
-pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
+pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
     // A socket that a dead process left behind would be in the way.
     if std::os::unix::net::UnixStream::connect(path).is_err() {
         let removed = std::fs::remove_file(path);
@@ -116,7 +127,7 @@ pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
         })?;
     }
     let listener = UnixListener::bind(path)?;
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => answer(stream, &router, &slots),

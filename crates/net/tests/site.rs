@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kofm_core::Kind;
-use kofm_net::Site;
 use kofm_net::api::{Code, OnExpiry, State, Submit};
 use kofm_net::config::{Config, PoolConfig};
+use kofm_net::{Access, Site};
 use tokio::time::timeout;
 
 const LONG: Duration = Duration::from_mins(1);
@@ -245,7 +245,7 @@ async fn serve(sites: &[Site]) -> Vec<kofm_net::client::Client> {
     for site in sites {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener, Access::open()));
         let address = kofm_net::client::Address::parse(&address).unwrap();
         clients.push(kofm_net::client::Client::new(address, None));
     }
@@ -333,7 +333,7 @@ async fn a_node_takes_its_reboot_slot_once_and_gives_it_back() {
     for site in &sites {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         addresses.push(listener.local_addr().unwrap());
-        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener, Access::open()));
     }
     let call = async |site: usize, path: &str, node: &str, header: &str| {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -227,3 +227,51 @@ fn every_mistake_in_a_file_is_named() {
     assert!(output.status.success(), "{output:?}");
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn without_the_token_nothing_is_answered_but_health() {
+    let dir = temp_dir();
+    let (tokens, config) = (dir.join("tokens"), dir.join("site.toml"));
+    std::fs::write(&tokens, "old\nnew # since today\n").unwrap();
+    let text = format!(
+        "http = \"127.0.0.1:0\"\ntoken_file = \"{}\"\n[pools]\ngpu = 2\n",
+        tokens.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let (mut site, http) = crate::harness::serve(&config);
+    let run = |token: Option<&str>, args: &[&str]| {
+        let mut command = crate::harness::command(&http, args);
+        match token {
+            Some(token) => command.env("KOFM_TOKEN", token),
+            None => command.env_remove("KOFM_TOKEN"),
+        };
+        command.output().unwrap()
+    };
+    for token in [None, Some("wrong"), Some("")] {
+        for args in [&["acquire", "gpu"][..], &["status"], &["run", "gpu", "--", "true"]] {
+            let output = run(token, args);
+            assert_eq!(output.status.code(), Some(77), "{token:?} {args:?}: {output:?}");
+            assert!(String::from_utf8_lossy(&output.stderr).contains("KOFM_TOKEN"));
+        }
+    }
+    for token in ["old", "new"] {
+        assert!(run(Some(token), &["run", "gpu:2", "--", "true"]).status.success());
+    }
+    let address = http.strip_prefix("http://").unwrap();
+    for (path, status) in
+        [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "200"), ("/v1/pools", "403")]
+    {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let text = format!("GET {path} HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n");
+        std::io::Write::write_all(&mut stream, text.as_bytes()).unwrap();
+        let answer = std::io::read_to_string(stream).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+    }
+    site.kill().unwrap();
+    site.wait().unwrap();
+    // An empty file must not open the door.
+    std::fs::write(&tokens, "# none\n").unwrap();
+    let output = Command::new(KOFM).arg("check-config").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
