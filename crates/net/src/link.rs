@@ -157,8 +157,7 @@ impl Mesh {
         let stop = watch::Sender::new(false);
         let standing = watch::Sender::new(0);
         let (links, callers) = (links.collect(), Arc::new(Semaphore::new(CALLERS)));
-        let mesh =
-            Arc::new(Self { identity, answers, callers, links, events, stop, standing });
+        let mesh = Arc::new(Self { identity, answers, callers, links, events, stop, standing });
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
         }

@@ -141,6 +141,7 @@ impl Site {
         let incarnation = state.as_ref().map_or(1, StateDir::incarnation);
         let identity = Identity {
             cluster: config.cluster.clone(),
+            name: config.site.clone(),
             me: config.me(),
             incarnation,
             table: config.table(),
@@ -148,7 +149,7 @@ impl Site {
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
         let peers =
             peers.filter_map(|(name, address)| Some((config.number_of(name)?, address.clone())));
-        let (mesh, links) = Mesh::start(identity, peers.collect(), listener);
+        let (mesh, links) = Mesh::start(identity, peers.collect(), listener, None);
         let (commands, receiver) = mpsc::channel(1024);
         let events = broadcast::Sender::new(EVENTS);
         let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone());

@@ -286,10 +286,10 @@ mod tests {
             ("6b6f666d01050000010000008e88d73b09", Frame::Ack { ack: 9 }),
             ("6b6f666d0106000000000000f74b963f", Frame::Bye),
             (
-                "CALL",
+                "6b6f666d0107000006000000b202da59036c61620162",
                 Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
             ),
-            ("NOTE", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0108000002000000c1806ae76869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 

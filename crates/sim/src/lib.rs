@@ -6,6 +6,7 @@
 
 pub mod exhaustive;
 pub mod faults;
+pub mod history;
 pub mod oracle;
 pub mod report;
 pub mod rng;

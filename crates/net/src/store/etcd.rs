@@ -105,9 +105,7 @@ impl Etcd {
 impl Store for Etcd {
     fn swap(&self, next: Record) -> Later<'_, Swap> {
         Box::pin(async move {
-            let put = |name: &str, value: &[u8]| {
-                json!({"request_put": {"key": self.key(name), "value": encode(value)}})
-            };
+            let put = |name: &str, value: &[u8]| json!({"request_put": {"key": self.key(name), "value": encode(value)}});
             let answer = self
                 .transact(json!({
                     "compare": [self.unchanged(next.epoch.saturating_sub(1))],
@@ -147,9 +145,10 @@ impl Store for Etcd {
                 return Ok(Beat::Moved(Self::record(&answer)?));
             }
             let list = answer["responses"][1]["response_range"]["kvs"].as_array();
-            let pulses = list.into_iter().flatten().filter_map(|entry| {
-                postcard::from_bytes(&decode(entry["value"].as_str()?)?).ok()
-            });
+            let pulses = list
+                .into_iter()
+                .flatten()
+                .filter_map(|entry| postcard::from_bytes(&decode(entry["value"].as_str()?)?).ok());
             Ok(Beat::Steady(pulses.collect()))
         })
     }

@@ -7,15 +7,17 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use crate::link::Caller;
+use crate::link::{Answers, Caller};
 use crate::random;
 use crate::store::register::{Ballot, Durable, Next, Proposal, Question, Register, Reply};
 use crate::store::{Beat, Later, Pulse, Record, Store, StoreError, Swap};
@@ -51,7 +53,7 @@ impl Ballots {
     }
 
     /// Answers for this voter. What it promises is on disk before this returns.
-    pub(crate) async fn answer(&self, question: Question) -> Reply {
+    pub(crate) async fn decide(&self, question: Question) -> Reply {
         let mut register = self.register.lock().await;
         if let Question::Beat { .. } = question {
             return register.answer(question);
@@ -75,6 +77,18 @@ impl Ballots {
     /// The latest record that this voter knows to be chosen.
     pub(crate) async fn known(&self) -> Record {
         self.register.lock().await.durable.known.clone()
+    }
+}
+
+impl Answers for Ballots {
+    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>> {
+        Box::pin(async move {
+            let reply = match postcard::from_bytes(&question) {
+                Ok(question) => self.decide(question).await,
+                Err(_) => Reply::Failed,
+            };
+            postcard::to_stdvec(&reply).unwrap_or_default()
+        })
     }
 }
 
@@ -105,7 +119,7 @@ enum Voter {
 impl Voter {
     async fn ask(&self, question: Question) -> Option<Reply> {
         match self {
-            Self::Me(ballots) => Some(ballots.answer(question).await),
+            Self::Me(ballots) => Some(ballots.decide(question).await),
             Self::Peer(caller) => {
                 let body = postcard::to_stdvec(&question).ok()?;
                 let answer = caller.ask(body).await.ok()?;
@@ -141,7 +155,7 @@ impl Voters {
         Self { me, voters, ballot, round: AtomicU64::new(1), patience }
     }
 
-    const fn majority(&self) -> usize {
+    fn majority(&self) -> usize {
         self.voters.len() / 2 + 1
     }
 
@@ -170,7 +184,7 @@ impl Voters {
     }
 
     async fn learn(&self, record: &Record) {
-        self.me.answer(Question::Learn { record: record.clone() }).await;
+        self.me.decide(Question::Learn { record: record.clone() }).await;
     }
 
     /// One attempt to have a successor of `epoch` chosen.

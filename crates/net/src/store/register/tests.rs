@@ -195,7 +195,8 @@ fn explore(seed: u64, bug: Bug) -> Result<(), String> {
                     }
                     entry.1.insert(voter);
                     if entry.1.len() > voters / 2 {
-                        let (first, _) = chosen.entry(record.epoch).or_insert((record.clone(), now));
+                        let (first, _) =
+                            chosen.entry(record.epoch).or_insert((record.clone(), now));
                         if *first != record {
                             return Err(format!("two records for epoch {}", record.epoch));
                         }
