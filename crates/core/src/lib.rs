@@ -40,11 +40,12 @@
 //! ```
 //!
 //! Where to go from here: [`Protocol`] is the trait, [`protocols`] the list, [`parts`] what
-//! protocols share, [`quorums`] request sets.
+//! protocols share, [`quorums`] request sets, [`epoch`] how a cluster changes.
 #![no_std]
 
 extern crate alloc;
 
+pub mod epoch;
 pub mod parts;
 mod protocol;
 pub mod protocols;
