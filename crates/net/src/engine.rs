@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use kofm_core::epoch::Survey;
 use kofm_core::{
     Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, Kind, PeerFault, Protocol,
     Rejection, SiteId, Stamp, Unit, Visitor, step,
@@ -50,11 +51,25 @@ pub(crate) trait Engine: Send {
     fn next_stamp(&self, clock: Clock) -> Stamp;
     fn explain(&self, claim: Stamp) -> Vec<Blocker>;
     fn is_at_rest(&self) -> bool;
+    /// Named units that lie here unused; nothing where the protocol only counts.
+    fn idle_units(&self) -> Option<Vec<Unit>>;
+    /// All members have installed the epoch that it was resumed for.
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>);
 }
 
 /// The engine for a protocol; `None` where it must not run in a site.
 pub(crate) fn start(kind: Kind, me: SiteId, cluster: &Cluster) -> Option<Box<dyn Engine>> {
     runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster }))
+}
+
+/// The engine for a protocol as an epoch begins.
+pub(crate) fn resume(
+    kind: Kind,
+    me: SiteId,
+    cluster: &Cluster,
+    survey: &Survey,
+) -> Option<Box<dyn Engine>> {
+    runs_in_a_site(kind).then(|| kind.visit(Resume { me, cluster, survey }))
 }
 
 /// Whether sites run it: published listings with their faults do not.
@@ -73,6 +88,21 @@ impl Visitor for Start<'_> {
 
     fn visit<P: Protocol>(self) -> Box<dyn Engine> {
         let protocol = P::new(self.me, self.cluster);
+        Box::new(Running::<P> { protocol, effects: Effects::default() })
+    }
+}
+
+struct Resume<'a> {
+    me: SiteId,
+    cluster: &'a Cluster,
+    survey: &'a Survey,
+}
+
+impl Visitor for Resume<'_> {
+    type Output = Box<dyn Engine>;
+
+    fn visit<P: Protocol>(self) -> Box<dyn Engine> {
+        let protocol = P::resume(self.me, self.cluster, self.survey);
         Box::new(Running::<P> { protocol, effects: Effects::default() })
     }
 }
@@ -115,6 +145,17 @@ impl<P: Protocol> Engine for Running<P> {
 
     fn is_at_rest(&self) -> bool {
         self.protocol.is_at_rest()
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        self.protocol.idle_units()
+    }
+
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>) {
+        let mut effects = Effects::at(*clock);
+        self.protocol.on_resume(survey, &mut effects);
+        clock.merge(effects.clock());
+        out.extend(effects.drain().map(erase));
     }
 }
 

@@ -21,6 +21,7 @@ pub mod http;
 mod incarnation;
 mod link;
 mod names;
+mod plan;
 mod random;
 pub mod session;
 mod site;

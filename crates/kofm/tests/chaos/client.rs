@@ -63,9 +63,8 @@ pub(crate) fn call(
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let status = head.split(' ').nth(1).and_then(|it| it.parse().ok()).ok_or_else(nonsense)?;
     let body = &answer[end + 4..];
-    let value = serde_json::from_slice(body).unwrap_or_else(|_| {
-        Value::String(String::from_utf8_lossy(body).into_owned())
-    });
+    let value = serde_json::from_slice(body)
+        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(body).into_owned()));
     Ok((status, value))
 }
 

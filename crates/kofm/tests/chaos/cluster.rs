@@ -79,13 +79,13 @@ impl Cluster {
         let members: Vec<String> = (0..setup.sites)
             .map(|other| format!("s{other} = \"{}:7700\"\n", Lab::address(other)))
             .collect();
-        let etcd: Vec<String> =
-            self.etcd.iter().map(|it| format!("\"http://{}:2379\"", Lab::address(it.host))).collect();
-        let etcd = if etcd.is_empty() {
-            String::new()
-        } else {
-            format!("etcd = [{}]\n", etcd.join(", "))
-        };
+        let etcd: Vec<String> = self
+            .etcd
+            .iter()
+            .map(|it| format!("\"http://{}:2379\"", Lab::address(it.host)))
+            .collect();
+        let etcd =
+            if etcd.is_empty() { String::new() } else { format!("etcd = [{}]\n", etcd.join(", ")) };
         format!(
             "cluster = \"chaos\"\nsite = \"s{number}\"\nhttp = \"{}:{PORT}\"\nstate_dir = {:?}\n\
              site_lease = \"{}ms\"\ndurability = \"{}\"\n{etcd}[members]\n{}[pools]\n\
@@ -111,7 +111,10 @@ impl Cluster {
             site.lives += 1;
             let log = self.dir.join(format!("s{number}.{}.log", site.lives));
             let log = File::create(log).expect("a log");
-            let mut command = self.lab.command(number, env!("CARGO_BIN_EXE_kofm"));
+            // Another program that serves a site, to look for what it does wrong.
+            let other = std::env::var("KOFM_CHAOS_BIN");
+            let program = other.as_deref().unwrap_or(env!("CARGO_BIN_EXE_kofm"));
+            let mut command = self.lab.command(number, program);
             command.args(["serve", "--config"]).arg(self.dir.join(format!("s{number}.toml")));
             command.env("KOFM_LOG", std::env::var("KOFM_CHAOS_LOG").unwrap_or("warn".into()));
             if let Some(rate) = &site.rate {
@@ -135,7 +138,8 @@ impl Cluster {
                 continue;
             }
             let address = Lab::address(site.host);
-            let (client, peer) = (format!("http://{address}:2379"), format!("http://{address}:2380"));
+            let (client, peer) =
+                (format!("http://{address}:2379"), format!("http://{address}:2380"));
             let mut command = self.lab.command(site.host, "etcd");
             command
                 .args(["--name", &format!("e{}", site.host), "--data-dir"])
@@ -166,9 +170,8 @@ impl Cluster {
             classes.retain(|class| *class != "clock");
         }
         classes.retain(|class| only.is_empty() || only.iter().any(|it| it == class));
-        let pick = |lots: &mut Lots, count: usize| {
-            usize::try_from(lots.below(count as u64)).unwrap_or(0)
-        };
+        let pick =
+            |lots: &mut Lots, count: usize| usize::try_from(lots.below(count as u64)).unwrap_or(0);
         let class = classes[pick(lots, classes.len())];
         let mut host = pick(lots, self.sites.len());
         let mut peer = (host + 1 + pick(lots, self.sites.len() - 1)) % self.sites.len();

@@ -104,16 +104,10 @@ impl Lab {
 
     /// Takes the rules of a fault away; says how many packets they have dropped.
     pub(crate) fn heal(&mut self, host: usize, id: u64) -> u64 {
-        let listed = sh("ip", &[
-            "netns",
-            "exec",
-            &self.space(host),
-            "nft",
-            "list",
-            "table",
-            "inet",
-            "chaos",
-        ])
+        let listed = sh(
+            "ip",
+            &["netns", "exec", &self.space(host), "nft", "list", "table", "inet", "chaos"],
+        )
         .unwrap_or_default();
         let dropped = listed.lines().filter_map(|line| {
             let rest = line.split("counter packets ").nth(1)?;
