@@ -8,6 +8,7 @@ pub mod exhaustive;
 pub mod fairness;
 pub mod faults;
 pub mod groups;
+pub mod history;
 pub mod mortal;
 pub mod oracle;
 pub mod report;

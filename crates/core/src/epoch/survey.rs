@@ -124,6 +124,14 @@ impl<C: Plan> Record<C> {
         Self { epoch: 1, members, plan, quarantine: BTreeMap::new(), surveys }
     }
 
+    /// The record that follows where no member is left to make one: whoever is there begins with
+    /// what it brings, and all that the old members may have is withheld.
+    #[must_use]
+    pub fn revived(&self, reports: &BTreeMap<SiteId, Report>) -> Self {
+        let reports = reports.iter().map(|(&site, report)| (site, report)).collect();
+        super::conclude::conclude::<C, super::rules::Sound>(self, &reports, &self.plan, 0)
+    }
+
     /// The members without their incarnations.
     pub fn sites(&self) -> SiteSet {
         self.members.keys().copied().collect()
