@@ -7,6 +7,7 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::duration;
+use crate::plan::PlannedPool;
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
@@ -383,6 +384,13 @@ pub(crate) enum Call {
         claim: Stamp,
     },
     History(usize),
+    /// Whether nobody at this site holds or waits for a pool.
+    IsIdle(String),
+    /// Makes, changes or removes a pool, with the next epoch.
+    Plan {
+        name: String,
+        pool: Option<PlannedPool>,
+    },
 }
 
 /// How a grant is kept.
