@@ -7,6 +7,7 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::duration;
+use crate::plan::PlannedPool;
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
@@ -491,6 +492,13 @@ pub(crate) enum Call {
     Events {
         after: Option<u64>,
         wait: Duration,
+    },
+    /// Whether nobody at this site holds or waits for a pool.
+    IsIdle(String),
+    /// Makes, changes or removes a pool, with the next epoch.
+    Plan {
+        name: String,
+        pool: Option<PlannedPool>,
     },
 }
 

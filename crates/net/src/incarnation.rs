@@ -110,9 +110,16 @@ mod tests {
         assert_eq!(first.incarnation(), 1);
         assert!(matches!(StateDir::open(&dir), Err(IdentityError::InUse(_))));
         drop(first);
-        assert_eq!(StateDir::open(&dir).unwrap().incarnation(), 2);
+        // A test beside this one may start a process, which has the lock until it is under way.
+        let open = || loop {
+            match StateDir::open(&dir) {
+                Err(IdentityError::InUse(_)) => std::thread::yield_now(),
+                opened => return opened,
+            }
+        };
+        assert_eq!(open().unwrap().incarnation(), 2);
         fs::write(dir.join("incarnation"), "garbage").unwrap();
-        assert!(matches!(StateDir::open(&dir), Err(IdentityError::Damaged(_))));
+        assert!(matches!(open(), Err(IdentityError::Damaged(_))));
         fs::remove_dir_all(dir).unwrap();
     }
 }

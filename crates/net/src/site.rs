@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kofm_core::SiteId;
+use kofm_core::{PoolId, SiteId};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -40,7 +40,7 @@ use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedPool};
 use crate::store::Store;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
@@ -396,6 +396,9 @@ impl Site {
         let answers: BTreeMap<SiteId, Answer> =
             self.ask_all(&Call::Usage).await.into_iter().collect();
         let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        // What a site that departed had is kept back, and counted as such.
+        let members = self.0.view.as_ref().map(|view| view.borrow().members.clone());
+        known.retain(|peer, _| members.as_ref().is_none_or(|it| it.contains_key(peer)));
         for peer in self.peers() {
             match answers.get(&peer) {
                 Some(Answer::Usage(usage)) => {
@@ -508,8 +511,6 @@ impl Site {
                 return Err(malformed(format!("two units have the name `{unit}`")));
             }
         }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Pools(reply)).await?;
         let pools = answer.await.map_err(|_| stopped())?;
@@ -520,7 +521,19 @@ impl Site {
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
-        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration: None };
+        let arbitration = old.and_then(|old| old.arbitration.clone());
+        let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
+        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
+        if self.0.view.is_some() {
+            let moves = old.is_some_and(|old| old.protocol != protocol);
+            if old.is_none() && pools.len() >= MAX_POOLS {
+                let text = format!("there are {MAX_POOLS} pools");
+                return Err(api::Error::new(Code::TooMany, text));
+            }
+            return self.plan(name, Some(pool), moves).await;
+        }
+        let sites = self.together()?;
+        let mut drains = sites[0].0.changing.lock().await;
         let drained = drains.remove(name);
         if let Some(drain) = &drained {
             sites[0].release_request(drain).await?;
@@ -562,8 +575,67 @@ impl Site {
         Ok(())
     }
 
+    /// Changes a pool with the next epoch, at all sites or at none. One that is to go, or to move
+    /// to another protocol, is closed first, and changed only if nobody uses it then.
+    async fn plan(
+        &self,
+        name: &str,
+        pool: Option<PoolConfig>,
+        moves: bool,
+    ) -> Result<(), api::Error> {
+        let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
+        if moves {
+            let view = self.view();
+            let Some(old) = view.plan.pools.get(name) else {
+                let text = format!("there is no pool `{name}`");
+                return Err(api::Error::new(Code::UnknownPool, text));
+            };
+            let closed = PlannedPool { closed: true, ..old.clone() };
+            self.next_epoch(name, Some(closed)).await?;
+            let call = Call::IsIdle(name.to_owned());
+            let mut answers = self.ask_all(&call).await;
+            answers.push((self.0.config.me(), self.call(call).await?));
+            let idle = |site: &SiteId| {
+                let answer = answers.iter().find(|it| it.0 == *site);
+                matches!(answer, Some((_, Answer::Known(true))))
+            };
+            if !self.view().members.keys().all(idle) {
+                let open = PlannedPool { closed: false, ..old.clone() };
+                self.next_epoch(name, Some(open)).await?;
+                let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
+                return Err(api::Error::new(Code::InUse, text));
+            }
+        }
+        self.next_epoch(name, planned).await
+    }
+
+    /// Has the first member change the plan: one at a time, whoever asks.
+    async fn next_epoch(&self, name: &str, pool: Option<PlannedPool>) -> Result<(), api::Error> {
+        let call = Call::Plan { name: name.to_owned(), pool };
+        let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
+        let first = self.view().members.keys().next().copied();
+        let changed = match first.filter(|&first| first != self.0.config.me()) {
+            Some(first) => self.ask(first, call, patience).await,
+            None => self.call(call).await,
+        };
+        changed?;
+        // What was changed there is seen here before it is said to be.
+        let Some(view) = &self.0.view else { return Ok(()) };
+        let epoch = self.view().epoch;
+        let here = |view: &View| view.epoch > epoch || view.granting;
+        timeout(patience, view.subscribe().wait_for(here)).await.ok();
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        self.0.view.as_ref().map(|view| view.borrow().clone()).unwrap_or_default()
+    }
+
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
+        if self.0.view.is_some() {
+            return self.plan(name, None, true).await;
+        }
         let sites = self.together()?;
         let mut drains = sites[0].0.changing.lock().await;
         if let Some(drain) = drains.remove(name) {
@@ -663,7 +735,9 @@ impl Site {
             | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::Semaphores
-            | Call::History(_) => None,
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. } => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
     }
@@ -702,7 +776,9 @@ impl Site {
             | Call::GiveUp(_)
             | Call::Add { .. }
             | Call::Semaphores
-            | Call::History(_)) => self.call(call).await,
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. }) => self.call(call).await,
         }
     }
 
@@ -910,10 +986,14 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             }
         }
     }
-    let view = |PoolState { name, config, .. }: PoolState| {
-        let used = used.get(name.as_str()).into_iter().flatten();
-        let used: Vec<&UsedUnit> =
-            used.filter(|(number, _)| **number < config.units).map(|(_, unit)| unit).collect();
+    let view = |PoolState { name, config, withheld, .. }: PoolState| {
+        let pool = used.get(name.as_str());
+        let withheld =
+            withheld.iter().filter(|number| pool.is_none_or(|pool| !pool.contains_key(number)));
+        let withheld = u32::try_from(withheld.count()).unwrap_or(u32::MAX);
+        // A pool that was made smaller may still have holders of units that are gone.
+        let most = usize::try_from(config.units.saturating_sub(withheld)).unwrap_or(usize::MAX);
+        let used: Vec<&UsedUnit> = pool.into_iter().flat_map(BTreeMap::values).take(most).collect();
         let number = |which: &dyn Fn(&UsedUnit) -> bool| {
             u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
         };
@@ -924,8 +1004,8 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
         api::Pool {
             units,
             held,
-            free: units - held - quarantined,
-            quarantined,
+            free: units - held - quarantined - withheld,
+            quarantined: quarantined + withheld,
             waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,

@@ -120,6 +120,8 @@ pub(crate) struct PoolState {
     pub name: String,
     pub config: PoolConfig,
     pub limit: u32,
+    /// Units that a departed site may still use.
+    pub withheld: BTreeSet<u32>,
 }
 
 pub(crate) struct Core {
@@ -197,6 +199,8 @@ pub(crate) struct Pool {
     pub(super) gone: bool,
     /// Takes no new requests: it is about to change.
     closed: bool,
+    /// Units that a departed site may still use.
+    withheld: BTreeSet<u32>,
 }
 
 impl Pool {
@@ -212,6 +216,7 @@ impl Pool {
             quarantined: 0,
             gone: false,
             closed: false,
+            withheld: BTreeSet::new(),
         }
     }
 }

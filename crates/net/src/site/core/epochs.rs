@@ -22,14 +22,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
-use super::{Core, Part, Pool, Running, Timer, Todo};
-use crate::api::{self, State};
+use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
+use crate::api::{self, Answer, Code, State};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::names::Names;
-use crate::plan::{Plan, kinds, rest};
+use crate::plan::{Plan, PlannedPool, kinds, rest};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -58,6 +58,8 @@ pub(crate) struct Change {
     /// When the leases of sites that departed with an epoch are certainly over.
     pub(super) quarantines: BTreeMap<u64, Moment>,
     proposal: Option<Arc<Record<Plan>>>,
+    /// A change of the plan that is under way, who waits for it, and until when.
+    planned: Option<(Plan, Responder, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
@@ -81,7 +83,6 @@ pub(crate) struct View {
     pub quarantined: BTreeMap<SiteId, Moment>,
     pub leased: Option<Moment>,
     pub plan: Plan,
-    pub suspects: Vec<SiteId>,
 }
 
 /// What travels with a pulse.
@@ -125,6 +126,7 @@ impl Change {
             suspects: SiteSet::new(),
             quarantines: BTreeMap::new(),
             proposal: None,
+            planned: None,
             started: Moment::now(),
             joined: None,
             deserted: None,
@@ -191,7 +193,6 @@ impl Change {
             quarantined: quarantined.collect(),
             leased: self.leased,
             plan: record.plan.clone(),
-            suspects: self.suspects.iter().collect(),
         });
     }
 }
@@ -245,7 +246,12 @@ impl Core {
     pub(super) fn feed(&mut self, input: Input<Plan>) {
         let Some(mut change) = self.change.take() else { return };
         let mut effects = Vec::new();
+        let epoch = change.epochs.record().epoch;
         change.epochs.step(input, &|| self.report(), &mut effects);
+        if change.epochs.record().epoch != epoch {
+            // The keeper beats in the epoch that is known here, whoever is in it.
+            change.publish();
+        }
         self.change = Some(change);
         self.carry_out_change(effects);
     }
@@ -358,7 +364,70 @@ impl Core {
         self.start_timer(again, Timer::Tick);
         self.check_lease(now);
         self.look_around();
+        self.give_up_plan(now);
         self.settle();
+    }
+
+    /// Begins an epoch with another plan.
+    pub(super) fn change_plan(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+        let fail = |code, text: &str| Err(api::Error::new(code, text));
+        let Some(change) = &self.change else {
+            let answer = fail(Code::Unsupported, "the sites of this cluster are one process");
+            return self.respond(reply, answer);
+        };
+        let mut plan = change.epochs.record().plan.clone();
+        match pool {
+            Some(pool) => match pool.config() {
+                Some(config) => {
+                    plan.put(name, &config);
+                    if let Some(made) = plan.pools.get_mut(name) {
+                        made.closed = pool.closed;
+                    }
+                }
+                None => {
+                    let answer = fail(Code::Malformed, "a protocol that this site does not run");
+                    return self.respond(reply, answer);
+                }
+            },
+            None if plan.pools.remove(name).is_none() => {
+                let text = format!("there is no pool `{name}`");
+                return self.respond(reply, fail(Code::UnknownPool, &text));
+            }
+            None => {}
+        }
+        if !change.epochs.may_grant() || change.planned.is_some() {
+            let text = "the epoch is changing, or this site has no majority; try again";
+            return self.respond(reply, fail(Code::InUse, text));
+        }
+        if plan == change.epochs.record().plan {
+            return self.respond(reply, Ok(Answer::Done));
+        }
+        let until = Moment::now().after(change.lease * 4);
+        if let Some(change) = &mut self.change {
+            change.planned = Some((plan.clone(), reply, until));
+        }
+        self.feed(Input::Configure(plan));
+        self.settle();
+    }
+
+    /// Answers whoever waits for a change of the plan that has come true.
+    fn answer_plan(&mut self) {
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        if let Some((_, reply, _)) = change.planned.take_if(|it| it.0 == record.plan) {
+            self.respond(reply, Ok(Answer::Done));
+        }
+    }
+
+    fn give_up_plan(&mut self, now: Moment) {
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
+            let text = "no majority of the sites could be asked in time; look again whether the \
+                        change was made";
+            self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            self.feed(Input::Configure(record.plan.clone()));
+        }
     }
 
     /// Stops granting when the site's right to do so has run out.
@@ -627,6 +696,8 @@ impl Core {
                 });
                 let state = &mut self.pools[place];
                 state.limit = config.units;
+                let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
+                state.withheld = withheld.map(|unit| unit.number).collect();
                 state.closed = record.plan.pools.get(&name).is_some_and(|it| it.closed);
                 (state.engine, state.id, state.config) = (number, id, config);
                 seen.insert(place);
@@ -725,6 +796,7 @@ impl Core {
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
+        self.answer_plan();
     }
 
     /// The others have gone on without this site: it starts again, as somebody else.

@@ -1,7 +1,5 @@
 //! What comes in: from peers, from clients of this process, from other sites.
 
-use std::sync::Arc;
-
 use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
@@ -122,6 +120,7 @@ impl Core {
                     name: pool.name.to_string(),
                     config: pool.config.clone(),
                     limit: pool.limit,
+                    withheld: pool.withheld.clone(),
                 });
                 reply.send(list.collect()).ok();
             }
@@ -161,19 +160,7 @@ impl Core {
                 reply.send(pool.is_some()).ok();
             }
             Command::IsIdle { name, reply } => {
-                let idle = self.pool_by_name.get(name.as_str()).is_none_or(|&pool| {
-                    let pool = &self.pools[pool];
-                    pool.used.is_empty()
-                        && pool.waiting.is_empty()
-                        && !self.requests.values().any(|request| {
-                            !request.state.is_over()
-                                && request
-                                    .want
-                                    .iter()
-                                    .any(|want| Arc::ptr_eq(&self.pools[want.0].name, &pool.name))
-                        })
-                });
-                reply.send(idle).ok();
+                reply.send(self.is_idle(&name)).ok();
             }
             Command::AddSemaphore { name, semaphore, reply } => {
                 reply.send(self.add_semaphore(name, semaphore)).ok();
@@ -228,9 +215,22 @@ impl Core {
             }
             Call::Add { name, units } => self.add_units(&name, units),
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
+            Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
         };
         self.respond(reply, answer);
         self.settle();
+    }
+
+    /// Whether nobody here holds or waits for a pool.
+    fn is_idle(&self, name: &str) -> bool {
+        self.pool_by_name.get(name).is_none_or(|&place| {
+            let pool = &self.pools[place];
+            let wants = |request: &super::Request| request.want.iter().any(|it| it.0 == place);
+            pool.used.is_empty()
+                && pool.waiting.is_empty()
+                && !self.requests.values().any(|it| !it.state.is_over() && wants(it))
+        })
     }
 
     pub(super) fn respond(&self, reply: Responder, answer: Result<Answer, api::Error>) {
