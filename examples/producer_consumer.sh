@@ -41,9 +41,9 @@ producer() { # NAME SITE
     n=1
     while [ $n -le "$ITEMS" ]; do
         "$KOFM" sem p slots 2>/dev/null      # waits while the buffer is full
+        echo "s$2 put $1-$n"
         : >"$buffer/$1-$n"
         ls "$buffer" | wc -l >>"$work/filled"
-        echo "s$2 put $1-$n"
         "$KOFM" sem v items 2>/dev/null      # wakes up a consumer, wherever it is
         n=$((n + 1))
     done

@@ -181,15 +181,12 @@ impl Config {
                 (name, pool.units, &pool.names, sharing, pool.on_expiry.name())
             })
             .collect();
-        let mut text = format!("{names:?}{pools:?}");
-        if !self.semaphores.is_empty() {
-            let semaphores: Vec<_> = self
-                .semaphores
-                .iter()
-                .map(|(name, it)| (name, it.value, it.protocol.name(), &it.arbitration))
-                .collect();
-            text += &format!("{semaphores:?}");
-        }
+        let semaphores: Vec<_> = self
+            .semaphores
+            .iter()
+            .map(|(name, it)| (name, it.value, it.protocol.name(), &it.arbitration))
+            .collect();
+        let text = format!("{names:?}{pools:?}{semaphores:?}");
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
