@@ -8,6 +8,7 @@ use core::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
 use crate::types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};
 
 /// A protocol at one site: a plain value with no clock, no I/O and no randomness.
@@ -66,6 +67,29 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// Asserts what must always hold locally.
     fn audit(&self) {}
 
+    /// The named units that lie at this site unused; nothing where the protocol only counts.
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        None
+    }
+    /// The protocol at `me` as an [epoch](crate::epoch) begins, from what its members know: all
+    /// claims of the survey are as they were, and no more than its usable units are ever granted.
+    ///
+    /// As it stands here, the protocol forgets what is held: those units come back with the next
+    /// epoch only. A protocol that runs in a site does better.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut rest = cluster.clone();
+        for (pool, units) in (0..).map(PoolId).zip(&mut rest.pools) {
+            *units = survey.usable(cluster, pool).saturating_sub(survey.held(pool));
+        }
+        Self::new(me, &rest)
+    }
+    /// All members have installed the epoch: the protocol may speak and grant.
+    fn on_resume(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
+        let me = self.me();
+        for (claim, standing) in survey.of(me).filter(|(_, standing)| standing.held.is_none()) {
+            self.on_claim(claim, standing.demand.clone(), out);
+        }
+    }
     /// How much may still be added to a semaphore here before a counter is full.
     fn room(&self, _pool: PoolId) -> u64 {
         0
@@ -446,6 +470,11 @@ pub enum Service {
     /// Counters: a claim takes units for good, anybody adds some. A pool's size is the value that
     /// its semaphore begins with.
     Semaphore,
+    /// Groups of processes that work together; see [`Grouping`](crate::Grouping).
+    Group,
+    /// Units of pools for several sites at once, which start together; see
+    /// `gang`.
+    Gang,
 }
 
 /// The fewest and the most messages that a claim can cost.

@@ -71,6 +71,18 @@ protocols! {
     sem_quorum::SemQuorum;
     /// Raynal 1992 §3.4 to the letter: permissions are never called back.
     sem_quorum_as_printed::SemQuorumAsPrinted;
+    /// Cheng 1999, appendix, corrected: groups that share processes take turns.
+    groups::Groups;
+    /// Cheng 1999 §5, repaired: only groups that want to work are compared.
+    groups_hungry::GroupsHungry;
+    /// Cheng 1999, appendix, to the letter, read as kindly as it can be.
+    groups_as_printed::GroupsAsPrinted;
+    /// The same, where a process has to inform itself too.
+    groups_as_printed_self::GroupsAsPrintedSelf;
+    /// Cheng 1999 §5, as described.
+    groups_hungry_as_printed::GroupsHungryAsPrinted;
+    /// kofm's own: several sites start together, over roaming.
+    gang::Gang;
 }
 
 impl Kind {

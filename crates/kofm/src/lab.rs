@@ -4,9 +4,10 @@ use clap::Args;
 use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Kind, PoolId, Service, SiteId, Units};
+use kofm_core::{Cluster, Grouping, Kind, PoolId, Service, SiteId, Units};
 
 use crate::exit::Exit;
+use crate::groups::{self, Names};
 use crate::topology;
 
 /// A protocol and the cluster that it runs in.
@@ -17,12 +18,13 @@ pub(crate) struct Lab {
     protocol: String,
     /// How many sites
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    sites: u16,
+    sites: Option<u16>,
     /// Units in the pool, or the first value of the semaphore; several with commas: 4,2
-    #[arg(long, value_name = "M", value_delimiter = ',', required = true,
+    #[arg(long, value_name = "M", value_delimiter = ',',
           value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     units: Vec<u32>,
-    /// Who is linked to whom: full, ring, tree, or a file with a link per line
+    /// Who is linked to whom: full, ring, tree, or a file with a link per line; for groups, a TOML
+    /// file with processes and groups, which makes --sites and --units unnecessary
     #[arg(long, value_name = "T", default_value = "full")]
     topology: String,
     /// How request sets are made, for protocols that have them: broadcast, threshold, uniform,
@@ -74,15 +76,43 @@ impl Lab {
         if self.units.len() > 1_000 {
             return Err(Exit::usage("--units: at most 1,000 pools"));
         }
-        let topology = topology::parse(&self.topology, self.sites)?;
+        if let Some((grouping, _)) = self.group_file(kind)? {
+            return Ok(Cluster::of_groups(grouping));
+        }
+        let (Some(sites), false) = (self.sites, self.units.is_empty()) else {
+            return Err(Exit::usage("--sites N and --units M say how large the cluster is"));
+        };
+        let topology = topology::parse(&self.topology, sites)?;
         let mut cluster = Cluster {
-            sites: self.sites,
+            sites,
             pools: self.units.iter().copied().map(Units).collect(),
             topology,
-            ..Cluster::new(self.sites, 1)
+            ..Cluster::new(sites, 1)
         };
         self.name_arbiters(kind, &mut cluster)?;
+        if kind.profile().serves == Service::Group {
+            let wrong = |error| Exit::usage(format!("--sites {sites}: {error}"));
+            cluster.groups = Some(cluster.grouping().map_err(wrong)?);
+        }
         Ok(cluster)
+    }
+
+    /// The groups in the file that `--topology` names, if it names one and the protocol has groups.
+    pub(crate) fn group_file(&self, kind: Kind) -> Result<Option<(Grouping, Names)>, Exit> {
+        let network = matches!(self.topology.as_str(), "full" | "ring" | "tree");
+        if kind.profile().serves != Service::Group || network {
+            return Ok(None);
+        }
+        let path = &self.topology;
+        let (grouping, names) = groups::read(path)
+            .map_err(|problem| Exit::usage(format!("--topology {path}: {problem}")))?;
+        let (sites, units) = (grouping.processes(), grouping.resources());
+        if self.sites.is_some_and(|n| n != sites) || self.units.iter().any(|&m| m != units) {
+            return Err(Exit::usage(format!(
+                "{path} has {sites} processes and {units} resources: leave out --sites and --units"
+            )));
+        }
+        Ok(Some((grouping, names)))
     }
 
     /// What was said about arbiters.
@@ -108,7 +138,7 @@ impl Lab {
 
     /// The shape as the user named it, where it is not the usual one.
     pub(crate) fn shape(&self, cluster: &Cluster) -> String {
-        if cluster.topology == Topology::Full {
+        if cluster.topology == Topology::Full && self.topology == "full" {
             String::new()
         } else {
             format!(", {}", self.topology)
@@ -123,6 +153,9 @@ impl Lab {
         default: (u32, u32),
     ) -> Result<(u32, u32), Exit> {
         let Some(text) = text else { return Ok(default) };
+        if self.kind()?.profile().serves == Service::Group && text != "1" && text != "1..1" {
+            return Err(Exit::usage("--k: a process asks for all that it needs, once"));
+        }
         let (low, high) = text.split_once("..").unwrap_or((text, text));
         let parse = |part: &str| part.parse::<u32>().ok();
         // What a semaphore has not got, somebody adds.
@@ -143,11 +176,21 @@ pub(crate) fn is_semaphore(kind: Kind) -> bool {
     kind.profile().serves == Service::Semaphore
 }
 
+/// Why a protocol does not take what only some do.
+pub(crate) fn plain_service(kind: Kind) -> Exit {
+    let why = match kind.profile().as_printed {
+        true => "is a published listing",
+        false => "serves groups of processes that work together",
+    };
+    let name = kind.name();
+    Exit::usage(format!("{name} {why}: one claim at a time, no withdrawal, no partial release"))
+}
+
 /// A protocol and pools for people: `permission, 3 sites, 4 units`.
 pub(crate) fn title(kind: Kind, cluster: &Cluster) -> String {
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
     let units = |units: &Units| match kind.profile().serves {
-        Service::Pool => plural(units.0 as usize, "unit"),
+        Service::Pool | Service::Group | Service::Gang => plural(units.0 as usize, "unit"),
         Service::Semaphore => format!("a semaphore of {units}"),
     };
     let units: Vec<String> = cluster.pools.iter().map(units).collect();

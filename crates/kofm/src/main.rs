@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod exit;
 mod extras;
+mod groups;
 mod guard;
 mod lab;
 mod log;

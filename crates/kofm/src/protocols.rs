@@ -48,6 +48,8 @@ fn document(kind: Kind) -> Value {
         "serves": match profile.serves {
             Service::Pool => "pool",
             Service::Semaphore => "semaphore",
+            Service::Group => "group",
+            Service::Gang => "gang",
         },
         "as_printed": profile.as_printed,
         "survives": profile.survives,

@@ -12,6 +12,7 @@ use kofm_sim::trace::{Header, Step, Writer};
 use kofm_sim::visit_on;
 
 use crate::exit::Exit;
+use crate::groups;
 use crate::lab::{self, Lab};
 use crate::output::{Progress, WholeFile, grouped, say};
 
@@ -24,6 +25,7 @@ Examples:
   kofm sim --protocol permission --sites 16 --units 4 --topology ring --json
   kofm sim --protocol sem-token --sites 9 --units 3 --k 1..5
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
+  kofm sim --protocol groups --topology examples/groups/figure9.toml --tables
 
 Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong
 usage.";
@@ -74,6 +76,10 @@ pub(crate) struct Args {
     /// Write every step to this file
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Instead of a run, let all groups work in turn and print who leads whom after each, until it
+    /// is as in the beginning (groups only)
+    #[arg(long, conflicts_with_all = ["json", "trace", "faults"])]
+    tables: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -82,6 +88,14 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = args.lab.kind()?;
+    if args.tables {
+        if kind != Kind::Groups {
+            return Err(Exit::usage(format!("--tables is for groups, not for {}", kind.name())));
+        }
+        let names = args.lab.group_file(kind)?.map(|file| file.1);
+        say(&groups::tables(&args.lab.cluster(kind)?, names));
+        return Ok(());
+    }
     let setup = setup(args, kind)?;
     let mut progress = Progress::new(args.json);
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
@@ -117,10 +131,7 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
         }
     }
     if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
-        return Err(Exit::usage(format!(
-            "{} is a published listing: one claim per site, no withdrawal, no partial release",
-            kind.name()
-        )));
+        return Err(lab::plain_service(kind));
     }
     let cluster = args.lab.cluster(kind)?;
     if u64::from(args.clients) * u64::from(cluster.sites) > 10_000_000 {

@@ -1,8 +1,9 @@
 //! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
 //! thinks of itself.
 
-use kofm_core::{Cluster, Demand, Fence, Head, PoolId, Service, Stamp, Unit};
+use kofm_core::{Cluster, Demand, Fence, Grouping, Head, PoolId, Service, Stamp, Unit, Units};
 
+use crate::groups;
 use crate::world::Violation;
 
 /// Everything that clients have seen so far.
@@ -19,6 +20,10 @@ pub struct Oracle {
     max_in_use: u64,
     violations: Vec<Violation>,
     violation_count: u64,
+    /// What is seen of groups, where there are any.
+    groups: Option<groups::Seen>,
+    /// How many pools are not the seats of a group.
+    real: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -37,6 +42,7 @@ struct PoolView {
 /// One claim as its client sees it.
 #[derive(Clone, Debug)]
 struct Seen {
+    claim: Stamp,
     demand: Demand,
     held: bool,
     over: bool,
@@ -53,7 +59,7 @@ const KEPT: usize = 20;
 impl Oracle {
     /// Nothing seen yet.
     pub fn new(cluster: &Cluster, serves: Service) -> Self {
-        let view = |&units: &kofm_core::Units| {
+        let view = |&units: &Units| {
             let units = u64::from(units.0);
             let fenced = serves == Service::Pool && units <= FENCED_AMOUNTS;
             let amounts = if fenced { index(units) + 1 } else { 0 };
@@ -68,13 +74,26 @@ impl Oracle {
             max_in_use: 0,
             violations: Vec::new(),
             violation_count: 0,
+            groups: None,
+            real: cluster.pools.len(),
         }
+    }
+
+    /// The same, for a protocol that serves groups; see [`Watch`](groups::Watch) for `strict`.
+    pub fn of_groups(cluster: &Cluster, grouping: &Grouping, strict: bool) -> Self {
+        let units = |group| Units(u32::try_from(grouping.members(group).len()).unwrap_or(u32::MAX));
+        let seats = grouping.all().map(units);
+        let pools = cluster.pools.iter().copied().chain(seats).collect();
+        let seated = Cluster { pools, ..cluster.clone() };
+        let groups = Some(groups::Seen::new(grouping, strict));
+        Self { groups, real: cluster.pools.len(), ..Self::new(&seated, Service::Group) }
     }
 
     /// A claim was made; says its number.
     pub fn claimed(&mut self, claim: Stamp, demand: &Demand) -> u32 {
         let number = u32::try_from(self.claims.len()).expect("fewer than 2^32 claims");
         self.claims.push(Seen {
+            claim,
             demand: demand.clone(),
             held: false,
             over: false,
@@ -82,6 +101,9 @@ impl Oracle {
             units: Vec::new(),
         });
         self.by_site[claim.site.index()].push((claim.time, number));
+        if let Some(groups) = &mut self.groups {
+            groups.claimed(claim, Grouping::named(demand));
+        }
         self.waiting.push(number);
         number
     }
@@ -109,12 +131,15 @@ impl Oracle {
         };
         self.waiting.retain(|&waiting| waiting != number);
         self.count_overtaken(number);
+        self.take_seat(claim, number, units);
         let demand = self.claims[number as usize].demand.clone();
         for (pool, k) in demand.parts() {
             let view = &mut self.pools[pool.index()];
             view.held += u64::from(k.0);
             let (held, capacity) = (view.held, view.units + view.added);
-            self.max_in_use = self.max_in_use.max(held.saturating_sub(view.added));
+            if pool.index() < self.real {
+                self.max_in_use = self.max_in_use.max(held.saturating_sub(view.added));
+            }
             if self.semaphores && held > capacity {
                 self.violate("value", format!("{held} units of {pool} taken, {capacity} given"));
             } else if held > capacity {
@@ -153,10 +178,28 @@ impl Oracle {
         }
     }
 
+    /// A grant in a group says which: from then on its seat is held with the rest.
+    fn take_seat(&mut self, claim: Stamp, number: u32, units: &[Unit]) {
+        let Some(groups) = &mut self.groups else { return };
+        let Some(group) = Grouping::group_of(units) else {
+            return self.violate("names", format!("{claim} was granted for no group"));
+        };
+        let seen = &mut self.claims[number as usize];
+        if seen.demand.units(group.seats()).is_zero() {
+            seen.demand = seen.demand.parts().chain([(group.seats(), Units(1))]).collect();
+        }
+        if let Err(violation) = groups.began(claim, group) {
+            self.violate(violation.property, violation.detail);
+        }
+    }
+
     /// A holder gave back a part, or with `None` all.
     pub fn released(&mut self, number: u32, part: Option<&Demand>) {
         let seen = &mut self.claims[number as usize];
         let part = part.unwrap_or(&seen.demand).clone();
+        if let (Some(groups), Some(group)) = (&mut self.groups, Grouping::named(&part)) {
+            groups.finished(seen.claim.site, group);
+        }
         seen.demand = seen.demand.minus(&part).expect("clients give back what they hold");
         let over = seen.demand.is_empty();
         seen.over = over;
@@ -176,6 +219,9 @@ impl Oracle {
 
     /// A waiting claim was withdrawn or rejected.
     pub fn ended(&mut self, number: u32) {
+        if let Some(groups) = &mut self.groups {
+            groups.ended(self.claims[number as usize].claim);
+        }
         self.waiting.retain(|&waiting| waiting != number);
         self.claims[number as usize].over = true;
     }

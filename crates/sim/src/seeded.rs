@@ -13,6 +13,7 @@ use kofm_core::{
 };
 
 use crate::faults::{Fault, Weather};
+use crate::groups::{Cast, names_groups};
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
@@ -183,13 +184,24 @@ struct Sim<'a, P: Protocol> {
     times: Rng,
     report: Report,
     out: EffectsOf<P>,
+    /// Who acts, where there are groups.
+    cast: Option<Cast>,
 }
 
 impl<'a, P: Protocol> Sim<'a, P> {
     fn new(setup: &'a Setup) -> Self {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
-        let clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut oracle = Oracle::new(cluster, P::PROFILE.serves);
+        let mut cast = None;
+        if P::PROFILE.serves == Service::Group {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            oracle = Oracle::of_groups(cluster, &grouping, !P::PROFILE.as_printed);
+            let acts = Cast::new(grouping, names_groups::<P>(cluster), setup.requests);
+            clients = clients.max(acts.clients().len());
+            cast = Some(acts);
+        }
         Self {
             setup,
             now: 0,
@@ -204,7 +216,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
             timers: BTreeMap::new(),
             remaining: setup.requests,
             strikes: 0,
-            oracle: Oracle::new(cluster, P::PROFILE.serves),
+            oracle,
+            cast,
             delays: seed.fork(1),
             demands: seed.fork(2),
             times: seed.fork(3),
@@ -216,7 +229,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
 
     fn start(&mut self) {
         for client in 0..u32::try_from(self.clients.len()).expect("fewer than 2^32 clients") {
-            self.think(client);
+            if self.troupe(client).is_none_or(|troupe| troupe.start == client) {
+                self.think(client);
+            }
         }
         if P::PROFILE.serves == Service::Semaphore {
             // So much that the largest claim is served in the end.
@@ -326,27 +341,62 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
     }
 
+    /// All clients of the group that this one acts for, where claims name a group.
+    fn troupe(&self, client: u32) -> Option<std::ops::Range<u32>> {
+        let cast = self.cast.as_ref().filter(|cast| !cast.clients().is_empty())?;
+        // A client beyond the last has nobody to act for.
+        if client as usize >= cast.clients().len() {
+            return Some(0..0);
+        }
+        Some(cast.troupe(cast.first(client)))
+    }
+
     fn home(&self, client: u32) -> SiteId {
+        let played = self.cast.as_ref().and_then(|cast| cast.clients().get(client as usize));
+        if let Some(&(site, _)) = played {
+            return site;
+        }
         let sites = u32::from(self.setup.cluster.sites);
         SiteId(u16::try_from(client % sites).expect("below the number of sites"))
     }
 
+    /// Thinks, and then claims; a group as soon as its last client is free.
     fn think(&mut self, client: u32) {
+        let mut client = client;
+        if let Some(mut troupe) = self.troupe(client) {
+            client = troupe.start;
+            if troupe.any(|member| self.clients[member as usize].is_some()) {
+                return;
+            }
+        }
         let factor = factor(&self.setup.hot, self.home(client));
         let think = self.setup.think.scaled(1.0 / factor).draw(&mut self.times);
         self.schedule(self.now + think, Event::Claim { client });
     }
 
+    /// A client claims; where claims name a group, all its clients do.
     fn claim<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
-        if self.remaining == 0 {
+        let Some(troupe) = self.troupe(client) else { return self.claim_one(client, observer) };
+        if self.remaining >= u64::from(troupe.end - troupe.start) {
+            troupe.for_each(|member| self.claim_one(member, observer));
+        }
+    }
+
+    fn claim_one<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
+        let site = self.home(client);
+        let alone = self.troupe(client).is_none();
+        let may = |cast: &mut Cast| !alone || cast.may_claim(site);
+        if self.remaining == 0 || !self.cast.as_mut().is_none_or(may) {
             return;
         }
         self.remaining -= 1;
         self.report.requests += 1;
-        let site = self.home(client);
-        let demand = match P::PROFILE.serves {
-            Service::Pool => draw_demand(self.setup, &mut self.demands),
-            Service::Semaphore => draw_one(self.setup, &mut self.demands),
+        let demand = match &self.cast {
+            Some(cast) => cast.demand(client, site),
+            None if P::PROFILE.serves == Service::Semaphore => {
+                draw_one(self.setup, &mut self.demands)
+            }
+            None => draw_demand(self.setup, &mut self.demands),
         };
         let (protocol, clock) = &self.sites[site.index()];
         let claim = protocol.next_stamp(*clock);
@@ -493,6 +543,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
+        if let Some(cast) = self.cast.as_ref().filter(|cast| !cast.clients().is_empty()) {
+            let mine = (0..).zip(cast.clients()).filter(|(_, client)| client.0 == site);
+            let has = |live: &Live| live.claim == claim;
+            let mut mine = mine.map(|(client, _)| client);
+            return mine
+                .find(|&client: &u32| self.clients[client as usize].as_ref().is_some_and(has));
+        }
         let sites = u32::from(self.setup.cluster.sites);
         let mine = (0..self.setup.clients).map(|slot| u32::from(site.0) + slot * sites);
         let has = |live: &Live| live.claim == claim;

@@ -150,10 +150,13 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     if header.cluster.sites == 0 || header.cluster.pools.is_empty() {
         return Err("line 1: a cluster has at least one site and one pool".into());
     }
-    let semaphores = Kind::named(&header.protocol)
-        .is_some_and(|kind| kind.profile().serves == Service::Semaphore);
+    let serves = Kind::named(&header.protocol).map(|kind| kind.profile().serves);
+    let semaphores = serves == Some(Service::Semaphore);
     let terms = if semaphores { turns(&header.cluster) } else { header.cluster.clone() };
     RequestSets::check(&terms).map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
+    if serves == Some(Service::Group) {
+        header.cluster.grouping().map_err(|error| format!("line 1: {error}"))?;
+    }
     Ok(header)
 }
 

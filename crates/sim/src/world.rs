@@ -3,11 +3,11 @@
 //! A [`World`] can list what may happen next and let one of it happen. The exhaustive checker
 //! tries everything; scripts and replays say what.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol,
-    Service, SiteId, Stamp, step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, GroupId, Grouping, Input, InputOf,
+    PeerFault, Protocol, Service, SiteId, Stamp, Unit, step,
 };
 
 use crate::trace::Step;
@@ -29,6 +29,14 @@ pub struct Script {
     pub adds: Vec<u32>,
     /// What may be added at once.
     pub amounts: Vec<Demand>,
+    /// What each site may ask for, and how often, where sites differ; each demand is live once at
+    /// a time. Empty where all may ask for the same.
+    pub own: Vec<Vec<(Demand, u32)>>,
+    /// Whether a stamp is only a name, and one that is free is used again: for protocols whose order
+    /// does not come from stamps.
+    pub timeless: bool,
+    /// Whether claims of the site's own are made for ever.
+    pub endless: bool,
 }
 
 impl Script {
@@ -43,7 +51,30 @@ impl Script {
             partial: false,
             adds: Vec::new(),
             amounts: Vec::new(),
+            own: Vec::new(),
+            timeless: false,
+            endless: false,
         }
+    }
+
+    /// Claims so that every group works `rounds` times: each process claims for itself, or for each
+    /// of its groups where claims are `named`.
+    pub fn of_groups(grouping: &Grouping, named: bool, rounds: u32) -> Self {
+        let own = |process: SiteId| {
+            let groups = grouping.of(process);
+            if named {
+                let claim = |group| (grouping.demand_for(process, group), rounds);
+                return groups.into_iter().map(claim).collect();
+            }
+            let times = u32::try_from(groups.len()).expect("groups are numbered by 16 bits");
+            vec![(grouping.demand(process), rounds.saturating_mul(times))]
+        };
+        let own = (0..grouping.processes()).map(SiteId).map(own).collect();
+        Self { own, timeless: true, ..Self::new(grouping.processes(), 0, Vec::new()) }
+    }
+
+    fn demand(&self, site: SiteId, number: usize) -> &Demand {
+        self.own.get(site.index()).map_or_else(|| &self.demands[number], |own| &own[number].0)
     }
 }
 
@@ -59,6 +90,12 @@ pub struct Local<P: Protocol> {
     pub timers: BTreeSet<P::Timer>,
     /// Claims that its clients have still to make.
     pub rounds: u32,
+    /// The same for each demand that only this site makes.
+    pub own: Vec<(Demand, u32)>,
+    /// Whether stamps are only names.
+    pub timeless: bool,
+    /// Whether claims are made for ever.
+    pub endless: bool,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
     /// Times that its clients have still to add to a semaphore.
@@ -72,7 +109,9 @@ pub struct Local<P: Protocol> {
 pub struct Client {
     /// The claim.
     pub claim: Stamp,
-    /// What it asks for, or still holds.
+    /// What it asked for.
+    pub asked: Demand,
+    /// What it asks for, or still holds; in a group, with the seat that it got.
     pub demand: Demand,
     /// Whether it was granted.
     pub held: bool,
@@ -137,18 +176,37 @@ impl<P: Protocol> Local<P> {
             time: 0,
             timers: BTreeSet::new(),
             rounds,
+            own: Vec::new(),
+            timeless: false,
+            endless: false,
             claims: Vec::new(),
             adds: 0,
             balance: match P::PROFILE.serves {
-                Service::Pool => Vec::new(),
+                Service::Pool | Service::Group | Service::Gang => Vec::new(),
                 Service::Semaphore => vec![(0, 0); cluster.pools.len()],
             },
+        }
+    }
+
+    /// The site as a script has it.
+    pub fn scripted(me: SiteId, cluster: &Cluster, script: &Script) -> Self {
+        Self {
+            own: script.own.get(me.index()).cloned().unwrap_or_default(),
+            timeless: script.timeless,
+            endless: script.endless,
+            ..Self::new(me, cluster, script.rounds[me.index()])
         }
     }
 
     /// What its clients and timers may do.
     pub fn moves(&self, script: &Script) -> Vec<Move<P::Timer>> {
         let mut list = Vec::new();
+        for (i, (demand, left)) in self.own.iter().enumerate() {
+            let live = |client: &Client| client.asked == *demand;
+            if (self.endless || *left > 0) && !self.claims.iter().any(live) {
+                list.push(Move::Claim(i));
+            }
+        }
         if self.rounds > 0 && self.claims.len() < script.slots {
             list.extend((0..script.demands.len()).map(Move::Claim));
         }
@@ -175,7 +233,7 @@ impl<P: Protocol> Local<P> {
         match action {
             Move::Claim(i) => Input::Claim {
                 claim: self.protocol.next_stamp(clock(self.time)),
-                demand: script.demands[i].clone(),
+                demand: script.demand(self.protocol.me(), i).clone(),
             },
             Move::Release(i) => Input::Release { claim: self.claims[i].claim, part: None },
             Move::ReleaseOne(i) => {
@@ -194,7 +252,16 @@ impl<P: Protocol> Local<P> {
         match &input {
             Input::Claim { claim, demand } => {
                 self.rounds = self.rounds.saturating_sub(1);
-                let client = Client { claim: *claim, demand: demand.clone(), held: false };
+                if let Some(own) = self.own.iter_mut().find(|own| own.0 == *demand && !self.endless)
+                {
+                    own.1 = own.1.saturating_sub(1);
+                }
+                let client = Client {
+                    claim: *claim,
+                    asked: demand.clone(),
+                    demand: demand.clone(),
+                    held: false,
+                };
                 self.claims.push(client);
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
@@ -216,7 +283,7 @@ impl<P: Protocol> Local<P> {
         self.time = now.time;
         for effect in out.as_slice() {
             match effect {
-                Effect::Grant { claim, .. } => self.granted(*claim)?,
+                Effect::Grant { claim, units, .. } => self.granted(*claim, units)?,
                 Effect::Reject { claim, .. } => self.claims.retain(|c| c.claim != *claim),
                 Effect::Arm { timer, .. } => {
                     self.timers.insert(*timer);
@@ -226,6 +293,10 @@ impl<P: Protocol> Local<P> {
                 }
                 Effect::Send { .. } => {}
             }
+        }
+        if self.timeless {
+            let taken = |time: &u64| self.claims.iter().any(|client| client.claim.time == time + 1);
+            self.time = (0..).find(|time| !taken(time)).expect("few claims are live");
         }
         Ok(())
     }
@@ -239,7 +310,7 @@ impl<P: Protocol> Local<P> {
         self.claims.retain(|c| c.claim != claim || (part.is_some() && !c.demand.is_empty()));
     }
 
-    fn granted(&mut self, claim: Stamp) -> Result<(), Violation> {
+    fn granted(&mut self, claim: Stamp, units: &[Unit]) -> Result<(), Violation> {
         let waits = |client: &Client| client.claim == claim && !client.held;
         let Some(place) = self.claims.iter().position(waits) else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
@@ -249,11 +320,22 @@ impl<P: Protocol> Local<P> {
             for (pool, units) in self.claims.remove(place).demand.parts() {
                 self.balance[pool.index()].1 += u64::from(units.0);
             }
-        } else {
-            self.claims[place].held = true;
+            return Ok(());
+        }
+        let client = &mut self.claims[place];
+        client.held = true;
+        if let Some(group) = begun::<P>(units) {
+            let seat = (group.seats(), kofm_core::Units(1));
+            let rest = client.asked.parts().filter(|part| part.0 != seat.0);
+            client.demand = rest.chain([seat]).collect();
         }
         Ok(())
     }
+}
+
+/// The group whose work begins with a grant of these units.
+pub(crate) fn begun<P: Protocol>(units: &[Unit]) -> Option<GroupId> {
+    if P::PROFILE.serves == Service::Group { Grouping::group_of(units) } else { None }
 }
 
 /// A message on a link, with its sender's time.
@@ -273,7 +355,7 @@ impl<P: Protocol> World<P> {
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
         let local = |me: SiteId| Local {
             adds: script.adds.get(me.index()).copied().unwrap_or(0),
-            ..Local::new(me, cluster, script.rounds[me.index()])
+            ..Local::scripted(me, cluster, script)
         };
         let sites = usize::from(cluster.sites);
         Self {
@@ -322,7 +404,9 @@ impl<P: Protocol> World<P> {
         for effect in out.as_slice() {
             if let Effect::Send { to, clock, message, .. } = effect {
                 let link = &mut self.links[site.index() * sites + to.index()];
-                link.push_back((news(clock.time, self.locals[to.index()].time), message.clone()));
+                let receiver = &self.locals[to.index()];
+                let time = if receiver.timeless { 0 } else { clock.time };
+                link.push_back((news(time, receiver.time), message.clone()));
             }
         }
         let time = self.locals[site.index()].time;
@@ -352,6 +436,8 @@ pub const fn clock(time: u64) -> Clock {
 pub struct Exact<P: Protocol> {
     sites: Vec<(P, Clock)>,
     links: Vec<VecDeque<(Clock, P::Message)>>,
+    /// The true stamps of claims, by those of the world, which may use one again.
+    stamps: BTreeMap<Stamp, Stamp>,
 }
 
 impl<P: Protocol> Exact<P> {
@@ -361,6 +447,7 @@ impl<P: Protocol> Exact<P> {
         Self {
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             links: vec![VecDeque::new(); sites * sites],
+            stamps: BTreeMap::new(),
         }
     }
 
@@ -372,11 +459,22 @@ impl<P: Protocol> Exact<P> {
         mut input: InputOf<P>,
     ) -> Step<P::Message, P::Timer> {
         let sites = self.sites.len();
-        if let Input::Deliver { from, clock, .. } = &mut input {
-            let link = &mut self.links[from.index() * sites + site.index()];
-            *clock = link.pop_front().expect("the world delivered it").0;
-        }
         let (protocol, clock) = &mut self.sites[site.index()];
+        match &mut input {
+            Input::Deliver { from, clock, message } => {
+                let link = &mut self.links[from.index() * sites + site.index()];
+                (*clock, *message) = link.pop_front().expect("the world delivered it");
+            }
+            Input::Claim { claim, .. } => {
+                let stamp = protocol.next_stamp(*clock);
+                self.stamps.insert(*claim, stamp);
+                *claim = stamp;
+            }
+            Input::Release { claim, .. } | Input::Withdraw { claim } => {
+                *claim = self.stamps.get(claim).copied().unwrap_or(*claim);
+            }
+            Input::Add { .. } | Input::Fire { .. } => {}
+        }
         let mut out = Effects::default();
         // A refusal is the world's to report.
         let _refused = step(protocol, clock, input.clone(), &mut out);

@@ -359,9 +359,9 @@ pub fn turns(cluster: &Cluster) -> Cluster {
 pub fn one_turn(cluster: &Cluster, pool: PoolId) -> Cluster {
     let said = cluster.arbitration.get(&pool).cloned();
     Cluster {
-        sites: cluster.sites,
         pools: vec![Units(1)],
         topology: Topology::Full,
         arbitration: said.map(|said| (TURNS, said)).into_iter().collect(),
+        ..cluster.clone()
     }
 }

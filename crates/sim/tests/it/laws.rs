@@ -121,7 +121,7 @@ fn an_infeasible_demand_is_rejected_and_changes_nothing() {
         fn visit<P: Protocol>(self) {
             let (cluster, _) = busy(&P::PROFILE);
             let infeasible = match P::PROFILE.serves {
-                Service::Pool => (
+                Service::Pool | Service::Group | Service::Gang => (
                     Demand::one(PoolId(0), 4),
                     Rejection::TooMany { pool: PoolId(0), units: Units(4), capacity: Units(3) },
                 ),

@@ -25,7 +25,7 @@ pub(crate) fn busy(profile: &Profile) -> (Cluster, Script) {
         Service::Pool if full_service => {
             demands.push([(PoolId(0), Units(2)), (PoolId(1), Units(1))].into_iter().collect());
         }
-        Service::Pool => {}
+        Service::Pool | Service::Group | Service::Gang => {}
         // As much of each as is asked for.
         Service::Semaphore => amounts.clone_from(&demands),
     }
