@@ -289,7 +289,8 @@ impl Core {
         let turn = self.engines[engine].engine.head(id).is_some_and(|head| head.claim == claim);
         // Before its turn nobody knows whether there are units: others may only be quicker.
         if first && !turn && Moment::now().since(since) < TRY {
-            let timer = self.start_timer(Moment::now().after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
+            let timer = self
+                .start_timer(Moment::now().after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
             if let Some(taker) = self.takers.get_mut(&key) {
                 taker.timer = Some(timer);
             }
