@@ -349,7 +349,8 @@ impl Core {
         let turn = head.is_some_and(|head| Some(head.claim) == claim);
         // Before its turn nobody knows whether there are units: others may only be quicker.
         if first && !turn && Moment::now().since(since) < TRY {
-            let timer = self.start_timer(Moment::now().after(TRY - SETTLE), Timer::Taker(key));
+            let timer = self
+                .start_timer(Moment::now().after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
             if let Some(taker) = self.takers.get_mut(&key) {
                 taker.timer = Some(timer);
             }
@@ -411,7 +412,7 @@ impl Core {
         let happening = self.happening(event, None);
         let waited_ms = (event == "taken").then(|| millis(waited));
         let want = [(name, units)].into();
-        self.record(api::Happening { want, owner, waited_ms, ..happening });
+        self.record(api::Happening { owner, want, waited_ms, ..happening });
     }
 
     // Epochs
