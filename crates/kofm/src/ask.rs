@@ -389,16 +389,8 @@ impl Members {
                 it.trouble.clone().unwrap_or_default(),
             ]
         });
-        let head = [
-            "SITE",
-            "STATE",
-            "ADDRESS",
-            "INCARNATION",
-            "EPOCH",
-            "LEASE",
-            "QUARANTINE",
-            "TROUBLE",
-        ];
+        let head =
+            ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
         print!("{}", table(&head, rows));
         Ok(())
     }

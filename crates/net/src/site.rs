@@ -16,6 +16,7 @@
 //! ```
 
 mod core;
+mod journal;
 mod keeper;
 mod metrics;
 mod views;
@@ -32,10 +33,11 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
+use self::journal::Journal;
 use self::keeper::News;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
+use crate::config::{Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{Plan, PlannedPool};
@@ -187,7 +189,15 @@ impl Site {
             change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
         }
         let events = broadcast::Sender::new(EVENTS);
-        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change);
+        let journal = match config.state_dir.as_deref().filter(|_| changes) {
+            Some(dir) => {
+                let every = config.durability == Durability::Grant;
+                Some(Journal::open(dir, incarnation, every)?)
+            }
+            None => None,
+        };
+        let core =
+            Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
         tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
         let inner = Arc::new(Inner {
             config,
@@ -695,8 +705,13 @@ impl Site {
         timeout(patience, ended).await.ok();
     }
 
-    /// Ends the site's links with a goodbye. What it holds is lost with it.
+    /// Writes the leases down for the next start, and ends the site's links with a goodbye. Without
+    /// a place on disk, and in a cluster of one process, what it holds is lost with it.
     pub async fn stop(&self) {
+        let (reply, written) = oneshot::channel();
+        if self.command(Command::Farewell(reply)).await.is_ok() {
+            timeout(PEER_PATIENCE, written).await.ok();
+        }
         self.0.mesh.stop();
         // One turn for the goodbyes.
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -29,7 +29,7 @@ use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::names::Names;
-use crate::plan::{PlannedPool, Plan, kinds, rest};
+use crate::plan::{Plan, PlannedPool, kinds, rest};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -205,7 +205,7 @@ impl Core {
 
     /// Whether protocols must not take a step now.
     pub(super) fn stands_still(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
+        self.stopped || self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
     }
 
     /// Whether the right to grant has just run out, unnoticed so far.
@@ -244,6 +244,9 @@ impl Core {
 
     /// One input of the machine, and everything that follows.
     pub(super) fn feed(&mut self, input: Input<Plan>) {
+        if self.stopped {
+            return;
+        }
         let Some(mut change) = self.change.take() else { return };
         let mut effects = Vec::new();
         let epoch = change.epochs.record().epoch;
@@ -369,12 +372,7 @@ impl Core {
     }
 
     /// Begins an epoch with another plan.
-    pub(super) fn change_plan(
-        &mut self,
-        name: &str,
-        pool: Option<PlannedPool>,
-        reply: Responder,
-    ) {
+    pub(super) fn change_plan(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let fail = |code, text: &str| Err(api::Error::new(code, text));
         let Some(change) = &self.change else {
             let answer = fail(Code::Unsupported, "the sites of this cluster are one process");
@@ -599,9 +597,11 @@ impl Core {
     /// What a new life of this site brings.
     fn first_report(&self) -> Report {
         let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
-        let book = || Book { claims: BTreeMap::new(), idle: Some(Vec::new()) };
-        let books = kinds().iter().map(|_| book()).collect();
-        Report { books, clock: self.clock, ..Report::empty(incarnation) }
+        let legacy = self.legacy.clone().unwrap_or_default();
+        let books = legacy.books(kinds().len());
+        let mut clock = self.clock;
+        clock.merge(legacy.clock);
+        Report { books, clock, ..Report::empty(incarnation) }
     }
 
     /// What this site has, for the others.
@@ -666,6 +666,7 @@ impl Core {
         // wishes.
         self.todo.retain(|todo| matches!(todo, Todo::Claim(_) | Todo::Undo(..)));
         self.trim(record, &stay);
+        self.inherit(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
@@ -853,6 +854,11 @@ impl Core {
         change.leased = None;
         change.joined = None;
         self.mesh.reborn(incarnation);
+        self.legacy = None;
+        if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
+            error!(%error, "cannot begin a journal");
+            self.journal = None;
+        }
         let happening = self.happening("departed", None);
         self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }

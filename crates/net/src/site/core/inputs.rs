@@ -1,6 +1,5 @@
 //! What comes in: from peers, from clients of this process, from other sites.
 
-
 use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
@@ -164,6 +163,10 @@ impl Core {
                 reply.send(self.is_idle(&name)).ok();
             }
             Command::Drain => self.drain(),
+            Command::Farewell(reply) => {
+                self.farewell();
+                reply.send(()).ok();
+            }
         }
         self.settle();
     }
