@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub sites: BTreeMap<SiteId, (String, String)>,
     /// The pools, by name.
     pub pools: BTreeMap<String, PlannedPool>,
+    /// The largest number that was given to a site that came later.
+    pub last: u16,
 }
 
 /// One pool.
@@ -77,9 +79,10 @@ pub(crate) fn kinds() -> Vec<Kind> {
 impl Plan {
     /// What a cluster begins with.
     pub(crate) fn first(config: &Config) -> Self {
-        let numbers = (0..).map(SiteId);
-        let sites = numbers.zip(config.members.iter().map(|it| (it.0.clone(), it.1.clone())));
-        let mut plan = Self { sites: sites.collect(), pools: BTreeMap::new() };
+        let sites = config.members.iter().filter_map(|(name, address)| {
+            Some((config.number_of(name)?, (name.clone(), address.clone())))
+        });
+        let mut plan = Self { sites: sites.collect(), pools: BTreeMap::new(), last: 0 };
         for (name, pool) in &config.pools {
             plan.put(name, pool);
         }

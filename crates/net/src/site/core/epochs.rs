@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
 use crate::api::{self, Answer, Code, State};
 use crate::boottime::Moment;
+use crate::config::{MAX_SITES, check_name};
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
@@ -59,11 +60,13 @@ pub(crate) struct Change {
     pub(super) quarantines: BTreeMap<u64, Moment>,
     proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
-    planned: Option<(Plan, Responder, Moment)>,
+    planned: Option<(Plan, Option<Responder>, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
     deserted: Option<Moment>,
+    /// Sites that nobody was told of may come.
+    joinable: bool,
     state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
@@ -97,6 +100,7 @@ pub(crate) struct Doors {
     pub proposals: mpsc::Sender<store::Record>,
     pub running: watch::Sender<View>,
     pub state: Option<Arc<StateDir>>,
+    pub joinable: bool,
 }
 
 impl Change {
@@ -114,7 +118,7 @@ impl Change {
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
         };
-        let Doors { me: standing, proposals, running, state } = doors;
+        let Doors { me: standing, proposals, running, state, joinable } = doors;
         Self {
             epochs: Epochs::new(me, incarnation, Arc::new(nothing)),
             lease,
@@ -130,6 +134,7 @@ impl Change {
             started: Moment::now(),
             joined: None,
             deserted: None,
+            joinable,
             state,
             me: standing,
             proposals,
@@ -160,7 +165,12 @@ impl Change {
             epoch: record.epoch,
             incarnation: self.epochs.incarnation(),
             hurry: outside,
-            note: self.me.borrow().note.clone(),
+            // Whoever was taken out does not ask to be taken in again.
+            note: if record.plan.sites.contains_key(&self.epochs.me()) {
+                self.me.borrow().note.clone()
+            } else {
+                Vec::new()
+            },
         };
         self.me.send_if_modified(|old| {
             let news = *old != now;
@@ -177,6 +187,9 @@ impl Change {
                 Some(why) => format!("waits for the other sites: {why}"),
                 None => "waits for the other sites".to_owned(),
             }),
+            Phase::Outside if !record.plan.sites.contains_key(&self.epochs.me()) => {
+                Some("this site was taken out of the cluster".to_owned())
+            }
             Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
             Phase::Frozen | Phase::Installed => Some("the epoch is changing".to_owned()),
         };
@@ -371,53 +384,104 @@ impl Core {
         self.settle();
     }
 
-    /// Begins an epoch with another plan.
-    pub(super) fn change_plan(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
-        let fail = |code, text: &str| Err(api::Error::new(code, text));
-        let Some(change) = &self.change else {
-            let answer = fail(Code::Unsupported, "the sites of this cluster are one process");
-            return self.respond(reply, answer);
-        };
-        let mut plan = change.epochs.record().plan.clone();
-        match pool {
-            Some(pool) => match pool.config() {
-                Some(config) => {
-                    plan.put(name, &config);
-                    if let Some(made) = plan.pools.get_mut(name) {
-                        made.closed = pool.closed;
-                    }
+    /// Makes, changes or removes a pool.
+    pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+        let mut plan = self.plan.clone();
+        let refused = match pool.map(|pool| (pool.config(), pool.closed)) {
+            Some((Some(config), closed)) => {
+                plan.put(name, &config);
+                if let Some(made) = plan.pools.get_mut(name) {
+                    made.closed = closed;
                 }
-                None => {
-                    let answer = fail(Code::Malformed, "a protocol that this site does not run");
-                    return self.respond(reply, answer);
-                }
-            },
-            None if plan.pools.remove(name).is_none() => {
-                let text = format!("there is no pool `{name}`");
-                return self.respond(reply, fail(Code::UnknownPool, &text));
+                None
             }
-            None => {}
+            Some((None, _)) => {
+                Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
+            }
+            None if plan.pools.remove(name).is_none() => {
+                Some((Code::UnknownPool, format!("there is no pool `{name}`")))
+            }
+            None => None,
+        };
+        match refused {
+            Some((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
+            None => self.change_plan(plan, Some(reply)),
         }
-        if !change.epochs.may_grant() || change.planned.is_some() {
-            let text = "the epoch is changing, or this site has no majority; try again";
-            return self.respond(reply, fail(Code::InUse, text));
+    }
+
+    /// Takes a site out of the cluster.
+    pub(super) fn plan_leave(&mut self, name: &str, reply: Responder) {
+        let mut plan = self.plan.clone();
+        plan.sites.retain(|_, site| site.0 != name);
+        if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
+            let text = format!("`{name}` is not a site of this cluster, or its last one");
+            return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
         }
-        if plan == change.epochs.record().plan {
-            return self.respond(reply, Ok(Answer::Done));
+        self.change_plan(plan, Some(reply));
+    }
+
+    /// Takes in sites that are not in the plan and say that they want to be.
+    fn take_in(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &self.change else { return };
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
+            return;
         }
-        let until = Moment::now().after(change.lease * 4);
-        if let Some(change) = &mut self.change {
-            change.planned = Some((plan.clone(), reply, until));
+        let mut plan = self.plan.clone();
+        for (name, (pulse, since)) in &change.pulses {
+            let known = plan.sites.values().any(|site| site.0 == *name);
+            let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
+            let here = now.since(*since) < change.lease && !note.address.is_empty();
+            if !known && here && check_name(name).is_ok() && plan.sites.len() < MAX_SITES {
+                // Numbers are never used again: stamps contain them.
+                let last = plan.sites.keys().map(|site| site.0).max().unwrap_or(0);
+                let number = plan.last.max(last) + 1;
+                plan.last = number;
+                plan.sites.insert(SiteId(number), (name.clone(), note.address));
+            }
         }
-        self.feed(Input::Configure(plan));
-        self.settle();
+        if plan != self.plan {
+            self.change_plan(plan, None);
+        }
+    }
+
+    /// Begins an epoch with another plan.
+    fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
+        let ready = self.change.as_ref().map(|it| it.epochs.may_grant() && it.planned.is_none());
+        let refused = match ready {
+            Some(true) => None,
+            Some(false) => {
+                let text = "the epoch is changing, or this site has no majority; try again";
+                Some(api::Error::new(Code::InUse, text))
+            }
+            None => {
+                let text = "the sites of this cluster are one process";
+                Some(api::Error::new(Code::Unsupported, text))
+            }
+        };
+        let answer = match refused {
+            Some(error) => Err(error),
+            None if plan == self.plan => Ok(Answer::Done),
+            None => {
+                if let Some(change) = &mut self.change {
+                    let until = Moment::now().after(change.lease * 4);
+                    change.planned = Some((plan.clone(), reply, until));
+                }
+                self.feed(Input::Configure(plan));
+                return self.settle();
+            }
+        };
+        if let Some(reply) = reply {
+            self.respond(reply, answer);
+        }
     }
 
     /// Answers whoever waits for a change of the plan that has come true.
     fn answer_plan(&mut self) {
         let Some(change) = &mut self.change else { return };
         let record = Arc::clone(change.epochs.record());
-        if let Some((_, reply, _)) = change.planned.take_if(|it| it.0 == record.plan) {
+        if let Some((_, Some(reply), _)) = change.planned.take_if(|it| it.0 == record.plan) {
             self.respond(reply, Ok(Answer::Done));
         }
     }
@@ -428,7 +492,9 @@ impl Core {
         if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
             let text = "no majority of the sites could be asked in time; look again whether the \
                         change was made";
-            self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            if let Some(reply) = reply {
+                self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            }
             self.feed(Input::Configure(record.plan.clone()));
         }
     }
@@ -468,6 +534,7 @@ impl Core {
         } else {
             self.look_for_the_dead();
             self.end_quarantines();
+            self.take_in();
         }
     }
 

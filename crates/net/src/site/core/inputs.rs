@@ -199,7 +199,8 @@ impl Core {
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
             Call::History(limit) => Ok(Answer::History(self.recent(limit))),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
-            Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
+            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
+            Call::Leave(name) => return self.plan_leave(&name, reply),
         };
         self.respond(reply, answer);
         self.settle();
