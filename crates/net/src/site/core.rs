@@ -8,6 +8,7 @@ mod epochs;
 mod events;
 mod inputs;
 mod leases;
+mod legacy;
 mod requests;
 mod semaphores;
 
@@ -27,6 +28,7 @@ use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
 use crate::plan::Plan;
+use crate::site::journal::{Journal, Legacy};
 use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
 use crate::site::tallies::{self, Tallies};
@@ -115,6 +117,8 @@ pub(crate) enum Command {
         reply: oneshot::Sender<bool>,
     },
     Drain,
+    /// The last command: leases are written down, and nothing happens any more.
+    Farewell(oneshot::Sender<()>),
 }
 
 /// A pool as it is now.
@@ -136,6 +140,11 @@ pub(crate) struct Core {
     pub(super) change: Option<Change>,
     /// The configuration of the epoch that is installed.
     plan: Plan,
+    journal: Option<Journal>,
+    /// What the last life left behind, until an epoch confirms it.
+    legacy: Option<Legacy>,
+    /// The site has said goodbye: no protocol takes a step any more.
+    stopped: bool,
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
@@ -353,7 +362,9 @@ impl Core {
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Option<Change>,
+        journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
+        let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let mut core = Self {
             me: config.me(),
             site: config.site.as_str().into(),
@@ -363,6 +374,9 @@ impl Core {
             clock: first_clock(incarnation),
             change,
             plan: Plan::default(),
+            journal,
+            legacy,
+            stopped: false,
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
