@@ -53,8 +53,8 @@ pub mod topology;
 mod types;
 
 pub use protocol::{
-    Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, step,
+    Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price,
+    Profile, Protocol, Rejection, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

@@ -61,6 +61,14 @@ protocols! {
     quorum_as_printed::QuorumAsPrinted;
     /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
     quorum_as_printed_inquire::QuorumAsPrintedInquire;
+    /// Datta 2009, corrected: tokens go round a tree, and heal from anything.
+    tree::Tree;
+    /// Datta 2009 to the letter: its root decides before it has counted its own tokens.
+    tree_as_printed::TreeAsPrinted;
+    /// Datta 2009 with the pusher's guard as printed: claims wait for ever.
+    tree_as_printed_pusher::TreeAsPrintedPusher;
+    /// Datta 2009 with the priority token's count as printed: a second one stays.
+    tree_as_printed_priority::TreeAsPrintedPriority;
 }
 
 impl Kind {

@@ -26,6 +26,7 @@ pub(crate) enum Outcome {
     Send { to: SiteId, clock: Clock, message: Vec<u8> },
     Grant { claim: Stamp, units: Vec<Unit> },
     Reject { claim: Stamp, reason: Rejection },
+    Revoke { claim: Stamp },
     Arm { timer: Vec<u8>, min: Duration, max: Duration },
     Disarm { timer: Vec<u8> },
 }
@@ -126,6 +127,7 @@ fn erase<M: serde::Serialize, T: serde::Serialize>(effect: Effect<M, T>) -> Outc
         // The lease's fence is taken later, when its units have names: see the site.
         Effect::Grant { claim, fence: _, units } => Outcome::Grant { claim, units },
         Effect::Reject { claim, reason } => Outcome::Reject { claim, reason },
+        Effect::Revoke { claim } => Outcome::Revoke { claim },
         Effect::Arm { timer, min, max } => Outcome::Arm { timer: encode(&timer), min, max },
         Effect::Disarm { timer } => Outcome::Disarm { timer: encode(&timer) },
     }

@@ -13,6 +13,7 @@ pub mod script;
 pub mod seeded;
 pub mod span;
 pub mod trace;
+pub mod upkeep;
 pub mod world;
 
 use kofm_core::parts::Routed;

@@ -25,13 +25,15 @@ pub struct Script {
     pub withdraw: bool,
     /// Whether a holder may give back one unit at a time.
     pub partial: bool,
+    /// Sites whose holders never give back anything.
+    pub keepers: Vec<SiteId>,
 }
 
 impl Script {
     /// `rounds` claims per site, one at a time, each for one of the demands.
     pub fn new(sites: u16, rounds: u32, demands: Vec<Demand>) -> Self {
         let rounds = vec![rounds; usize::from(sites)];
-        Self { rounds, demands, slots: 1, withdraw: false, partial: false }
+        Self { rounds, demands, slots: 1, withdraw: false, partial: false, keepers: Vec::new() }
     }
 }
 
@@ -130,6 +132,9 @@ impl<P: Protocol> Local<P> {
             list.extend((0..script.demands.len()).map(Move::Claim));
         }
         for (i, client) in self.claims.iter().enumerate() {
+            if client.held && script.keepers.contains(&client.claim.site) {
+                continue;
+            }
             if client.held {
                 list.push(Move::Release(i));
                 let total: u32 = client.demand.parts().map(|part| part.1.0).sum();
@@ -140,8 +145,16 @@ impl<P: Protocol> Local<P> {
                 list.push(Move::Withdraw(i));
             }
         }
-        list.extend(self.timers.iter().copied().map(Move::Fire));
+        if !P::PERPETUAL {
+            list.extend(self.alarms());
+        }
         list
+    }
+
+    /// Its timers that may fire. Those of a perpetual protocol are for what got lost, and fire only
+    /// where nothing else can happen and somebody waits.
+    pub fn alarms(&self) -> impl Iterator<Item = Move<P::Timer>> + '_ {
+        self.timers.iter().copied().map(Move::Fire)
     }
 
     /// The input that a move is.
@@ -184,7 +197,9 @@ impl<P: Protocol> Local<P> {
         for effect in out.as_slice() {
             match effect {
                 Effect::Grant { claim, .. } => self.granted(*claim)?,
-                Effect::Reject { claim, .. } => self.claims.retain(|c| c.claim != *claim),
+                Effect::Reject { claim, .. } | Effect::Revoke { claim } => {
+                    self.claims.retain(|c| c.claim != *claim)
+                }
                 Effect::Arm { timer, .. } => {
                     self.timers.insert(*timer);
                 }
@@ -229,14 +244,21 @@ pub struct World<P: Protocol> {
 }
 
 impl<P: Protocol> World<P> {
-    /// All sites at rest.
+    /// All sites at rest, and woken one after another where they have an alarm.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
         let local = |me: SiteId| Local::new(me, cluster, script.rounds[me.index()]);
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut world = Self {
             locals: cluster.all().map(local).collect(),
             links: vec![VecDeque::new(); sites * sites],
+        };
+        for site in cluster.all() {
+            if let Some(timer) = world.locals[site.index()].protocol.alarm() {
+                let woken = world.apply(site, Input::Fire { timer }, &mut Effects::default());
+                woken.expect("nobody claims anything yet");
+            }
         }
+        world
     }
 
     /// What may happen next, sites first, then links, in order.
@@ -249,6 +271,12 @@ impl<P: Protocol> World<P> {
             if !link.is_empty() {
                 let (from, to) = ends(i, self.locals.len());
                 list.push(Action::Deliver { from, to });
+            }
+        }
+        let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
+        if P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits) {
+            for (site, local) in (0..).map(SiteId).zip(&self.locals) {
+                list.extend(local.alarms().map(|m| Action::Local(site, m)));
             }
         }
         list
@@ -312,13 +340,21 @@ pub struct Exact<P: Protocol> {
 }
 
 impl<P: Protocol> Exact<P> {
-    /// All sites at rest.
-    pub fn new(cluster: &Cluster) -> Self {
+    /// All sites at rest and woken, with the steps that woke them.
+    pub fn new(cluster: &Cluster) -> (Self, Vec<Step<P::Message, P::Timer>>) {
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut exact = Self {
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             links: vec![VecDeque::new(); sites * sites],
+        };
+        let mut steps = Vec::new();
+        for site in cluster.all() {
+            if let Some(timer) = exact.sites[site.index()].0.alarm() {
+                let number = steps.len() as u64 + 1;
+                steps.push(exact.follow(number, site, Input::Fire { timer }));
+            }
         }
+        (exact, steps)
     }
 
     /// Takes the step that a world took, and gives it back with its true clocks and effects.

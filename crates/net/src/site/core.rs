@@ -250,6 +250,7 @@ enum Todo {
     Names(usize, names::Effect),
     Granted(usize, Stamp, Vec<Unit>),
     Rejected(usize, Stamp, Rejection),
+    Revoked(usize, Stamp),
 }
 
 impl Core {

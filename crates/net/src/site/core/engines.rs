@@ -60,6 +60,7 @@ impl Core {
                 Todo::Names(engine, effect) => self.on_names_effect(engine, effect),
                 Todo::Granted(engine, claim, units) => self.granted(engine, claim, &units),
                 Todo::Rejected(engine, claim, reason) => self.rejected(engine, claim, &reason),
+                Todo::Revoked(engine, claim) => self.revoked(engine, claim),
             }
         }
     }
@@ -145,6 +146,9 @@ impl Core {
             }
             Outcome::Reject { claim, reason } => {
                 self.todo.push_back(Todo::Rejected(engine, claim, reason));
+            }
+            Outcome::Revoke { claim } => {
+                self.todo.push_back(Todo::Revoked(engine, claim));
             }
             Outcome::Arm { timer, min, max } => {
                 let moment = Moment::now().after(random::between(min, max));
@@ -249,6 +253,19 @@ impl Core {
             }
             self.by_claim.remove(&(engine, claim));
             self.end(key, State::Failed, &reason.to_string());
+        }
+    }
+
+    /// The protocol has taken back what a claim held: its site is cut off from most others, who may
+    /// be given the units soon.
+    fn revoked(&mut self, engine: usize, claim: Stamp) {
+        if let Some(key) = self.by_claim.remove(&(engine, claim)) {
+            if let Some(part) = self.part_of(key, claim) {
+                part.claim = None;
+            }
+            let held = self.requests.get(&key).is_some_and(|it| it.state == State::Granted);
+            let state = if held { State::Expired } else { State::Failed };
+            self.end(key, state, "taken back: this site cannot reach most of the others");
         }
     }
 
