@@ -88,6 +88,11 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     fn scramble(&mut self, _draw: &mut dyn FnMut() -> u64) {
         unreachable!("{} does not claim to survive this", Self::NAME)
     }
+    /// The protocol at a site that starts again without its memory, in a cluster that went on.
+    /// Where crashes are the epoch's business, that is a new site.
+    fn reborn(me: SiteId, cluster: &Cluster) -> Self {
+        Self::new(me, cluster)
+    }
     /// A message as a fault may leave it on a link from this site to `to`; none where there is no
     /// such link.
     fn garbage(&self, _to: SiteId, _draw: &mut dyn FnMut() -> u64) -> Option<Self::Message> {

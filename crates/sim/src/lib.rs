@@ -6,6 +6,7 @@
 
 pub mod exhaustive;
 pub mod faults;
+pub mod healing;
 pub mod oracle;
 pub mod report;
 pub mod rng;

@@ -26,6 +26,7 @@
 //! | token | any site | the next on the ring | a unit, the pusher or the priority token |
 //! | controller | any site | the next on the ring | the count so far, and what is to be purged |
 //! | wake | claimant | the root, hop by hop | somebody waits: open the gate |
+//! | want | claimant | back along the ring | units of this pool that rest may come |
 //! | hello | neighbour | neighbour | where I am in the tree; a challenge and its echo |
 //!
 //! # Cost
@@ -34,6 +35,9 @@
 //! wakes. While nobody waits the root holds everything back and lets it go round together, once in
 //! [`Pace::gate`] beats: 2(n−1) frames each time, and two hellos per link and two beats. The first
 //! claim opens the gate. It closes when nobody waits, or when nothing moves because all is in use.
+//! Units do not even go round then: each rests at a site, spread over all of them. A claim takes
+//! those of its own site at once, and asks for others back along the ring, so that the next one
+//! behind comes on. As soon as a circulation finds somebody waiting, nothing rests.
 //!
 //! # Assumes
 //!
@@ -118,6 +122,8 @@ pub struct Tree<R = Sound> {
 
     /// Units that are kept for waiting claims, and where they came from.
     spare: BTreeMap<u32, SiteId>,
+    /// Units that rest here because nobody waits, and where they came from.
+    parked: BTreeMap<u32, SiteId>,
     /// Units in use, where they came from and by which claim.
     used: BTreeMap<u32, (SiteId, Stamp)>,
     /// The priority token, where it came from, and the claim that has priority.
@@ -128,8 +134,8 @@ pub struct Tree<R = Sound> {
     next: usize,
     /// Something happened to claims or tokens here since the last circulation.
     moved: bool,
-    /// The gate is open, as far as the last controller knew.
-    brisk: bool,
+    /// Somebody waits, as far as the last controller knew: then nothing rests.
+    scarce: bool,
     /// Beats since a circulation renewed the right to use units.
     lease: u16,
     /// Whether any did since this site started.
@@ -211,12 +217,13 @@ impl<R: Rules> Protocol for Tree<R> {
             channels: Vec::new(),
             changed: false,
             spare: BTreeMap::new(),
+            parked: BTreeMap::new(),
             used: BTreeMap::new(),
             priority: None,
             colour: 0,
             next: 0,
             moved: false,
-            brisk: false,
+            scarce: false,
             lease: 0,
             licensed: true,
             root: Root::new(units + 2),
@@ -245,6 +252,11 @@ impl<R: Rules> Protocol for Tree<R> {
         self.claims.insert(claim, Own::Waiting(demand));
         self.moved = true;
         let mut turn = Turn { wake: Some(claim), ..Turn::default() };
+        self.take_parked();
+        self.serve(&mut turn, out);
+        if self.is_waiting(claim) {
+            self.ask_back(claim, &mut turn);
+        }
         self.finish(&mut turn, out);
     }
 
@@ -374,7 +386,8 @@ impl<R: Rules> Protocol for Tree<R> {
         assert_eq!(needed, self.needed, "what waiting claims need is counted");
         assert!(self.next < self.channels.len(), "the controller is awaited from a channel");
         let ours = |site: &SiteId| self.channels.contains(site);
-        assert!(self.spare.values().all(ours), "spare units came from channels");
+        let kept = || self.spare.values().chain(self.parked.values());
+        assert!(kept().all(ours), "spare units came from channels");
         assert!(self.used.values().all(|(from, _)| ours(from)), "used units came from channels");
         assert!(self.priority.iter().all(|(from, _)| ours(from)), "so did the priority token");
     }
@@ -390,7 +403,8 @@ impl<R: Rules> Protocol for Tree<R> {
     }
 
     fn census(&self) -> Census {
-        let mut tokens: Vec<u32> = self.spare.keys().chain(self.used.keys()).copied().collect();
+        let here = self.spare.keys().chain(self.parked.keys()).chain(self.used.keys());
+        let mut tokens: Vec<u32> = here.copied().collect();
         tokens.extend(self.priority.map(|_| self.priority_token()));
         tokens.extend(self.root.gate.iter().filter_map(Item::token));
         let sure = self.is_root() && self.root.sure;
@@ -405,6 +419,22 @@ impl<R: Rules> Protocol for Tree<R> {
         self.garble(draw);
     }
 
+    /// Others may have its units, or have given them up. It holds nothing, makes nothing, and uses
+    /// nothing until a circulation has found it.
+    fn reborn(me: SiteId, cluster: &Cluster) -> Self {
+        let mut tree = Self::new(me, cluster);
+        tree.root.forget();
+        tree.licensed = false;
+        tree.changed = true;
+        if R::WATCHES {
+            for neighbour in &mut tree.neighbours {
+                neighbour.trusted = false;
+            }
+            tree.regrow(&mut Turn::default());
+        }
+        tree
+    }
+
     fn garbage(&self, to: SiteId, draw: &mut dyn FnMut() -> u64) -> Option<Frame> {
         self.neighbours.iter().any(|one| one.site == to).then(|| self.garbled_frame(draw))
     }
@@ -413,19 +443,6 @@ impl<R: Rules> Protocol for Tree<R> {
 impl<R: Rules> Tree<R> {
     /// More units in all pools together are not circulated: the count of all is in every controller.
     pub const MOST_UNITS: u32 = 1 << 20;
-
-    /// The site starts again without its memory: others may have its units, or have given them up.
-    /// It holds nothing, makes nothing, and uses nothing until a circulation has found it.
-    pub fn reborn(&mut self) {
-        self.root.forget();
-        self.lease = 0;
-        self.licensed = false;
-        self.changed = true;
-        for neighbour in &mut self.neighbours {
-            neighbour.trusted = false;
-        }
-        self.regrow(&mut Turn::default());
-    }
 
     /// All kinds of tokens: units, the pusher, the priority token.
     fn tokens(&self) -> u32 {
@@ -494,7 +511,10 @@ impl<R: Rules> Tree<R> {
                 Item::Control(control) if !control.fits(self.tokens()) => {
                     return Err(PeerFault::Unexpected("a count of other tokens"));
                 }
-                Item::Token(_) | Item::Control(_) | Item::Wake => {}
+                Item::Want { pool, .. } if pool.index() >= self.needed.len() => {
+                    return Err(PeerFault::UnknownPool(*pool));
+                }
+                Item::Token(_) | Item::Control(_) | Item::Wake | Item::Want { .. } => {}
             }
         }
         Ok(())
@@ -565,7 +585,7 @@ impl<R: Rules> Tree<R> {
 
     /// Opens the gate where that is due, and sends everything that this step has to say.
     fn finish(&mut self, turn: &mut Turn, out: &mut EffectsOf<Self>) {
-        if turn.wake.is_some() && self.is_root() {
+        if self.is_root() && turn.wake.is_some_and(|claim| self.is_waiting(claim)) {
             self.woken();
         }
         // A root that is alone has to bring its tokens to its own claims.

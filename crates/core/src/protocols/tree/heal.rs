@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Bits, Control, Frame, Item, Own, Rules, Tally, Tree, Turn};
 use crate::protocol::EffectsOf;
 use crate::topology::Topology;
-use crate::types::{Cluster, SiteId};
+use crate::types::{Cluster, PoolId, SiteId};
 
 /// Where a site is in the tree. The least of those on offer is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -260,7 +260,8 @@ impl<R: Rules> Tree<R> {
                 *site = first;
             }
         };
-        self.spare.values_mut().for_each(|from| ours(from, &self.channels));
+        let kept = self.spare.values_mut().chain(self.parked.values_mut());
+        kept.for_each(|from| ours(from, &self.channels));
         self.used.values_mut().for_each(|(from, _)| ours(from, &self.channels));
         self.priority.iter_mut().for_each(|(from, _)| ours(from, &self.channels));
         self.next = 0;
@@ -293,6 +294,7 @@ impl<R: Rules> Tree<R> {
             out.revoke(claim);
         }
         self.spare.clear();
+        self.parked.clear();
         self.used.clear();
         self.priority = None;
         self.root.gate.retain(|item| item.token().is_none());
@@ -313,6 +315,10 @@ impl<R: Rules> Tree<R> {
             }
         }
         self.shed(turn);
+        // Only the root has a gate.
+        if !self.is_root() {
+            self.root.gate.clear();
+        }
     }
 
     /// Garbage in everything but the claims.
@@ -341,7 +347,8 @@ impl<R: Rules> Tree<R> {
         self.next = usize::from(below(draw, self.channels.len() as u64));
         self.colour = draw() % R::colours(self.sites);
         self.moved = draw() % 2 == 0;
-        self.brisk = draw() % 2 == 0;
+        self.scarce = draw() % 2 == 0;
+        self.root.scarce = draw() % 2 == 0;
         self.lease = below(draw, u64::from(pace.lease) + 2);
         self.licensed = draw() % 2 == 0;
         self.garble_tokens(draw);
@@ -368,11 +375,14 @@ impl<R: Rules> Tree<R> {
             *from = channel(draw, &self.channels);
         }
         self.spare.clear();
+        self.parked.clear();
         for token in 0..self.units() {
-            if draw() % 4 == 0 {
-                let from = channel(draw, &self.channels);
-                self.spare.insert(token, from);
-            }
+            let from = channel(draw, &self.channels);
+            match draw() % 8 {
+                0 => self.spare.insert(token, from),
+                1 => self.parked.insert(token, from),
+                _ => None,
+            };
         }
         let from = channel(draw, &self.channels);
         let claim = crate::types::Stamp { time: draw() % 1_000, site: self.me };
@@ -401,7 +411,10 @@ impl<R: Rules> Tree<R> {
         });
         let colours = R::colours(self.sites);
         let items = (0..draw() % 3).map(|_| match draw() % 8 {
-            0 => Item::Wake,
+            0 => match draw() % 2 {
+                0 => Item::Wake,
+                _ => Item::Want { pool: PoolId(0), units: 1, hops: below(draw, 8) },
+            },
             1..4 => Item::Control(Control::garbage(colours, self.tokens(), draw)),
             _ => Item::Token(u32::try_from(draw() % u64::from(self.tokens())).unwrap_or(0)),
         });

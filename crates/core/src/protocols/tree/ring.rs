@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bits, Own, Rules, Tally, Tree, Turn};
 use crate::protocol::EffectsOf;
-use crate::types::{SiteId, Units};
+use crate::types::{PoolId, SiteId, Stamp, Units};
 
 /// One thing that is passed on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -18,6 +18,15 @@ pub enum Item {
     Control(Control),
     /// For the root: somebody waits.
     Wake,
+    /// Back along the ring: units that rest may come on.
+    Want {
+        /// Of this pool.
+        pool: PoolId,
+        /// So many.
+        units: u32,
+        /// It goes so far.
+        hops: u16,
+    },
 }
 
 impl Item {
@@ -25,7 +34,7 @@ impl Item {
     pub const fn token(&self) -> Option<u32> {
         match self {
             Self::Token(token) => Some(*token),
-            Self::Control(_) | Self::Wake => None,
+            Self::Control(_) | Self::Wake | Self::Want { .. } => None,
         }
     }
 }
@@ -49,8 +58,8 @@ pub struct Control {
     pub tainted: bool,
     /// It renews the right to use units.
     pub renews: bool,
-    /// The gate is open.
-    pub brisk: bool,
+    /// The last circulation found somebody waiting: nothing may rest.
+    pub scarce: bool,
     /// Somebody waits.
     pub waiting: bool,
     /// Something has happened since the last circulation.
@@ -68,7 +77,7 @@ impl Control {
             part: false,
             tainted: false,
             renews: false,
-            brisk: false,
+            scarce: false,
             waiting: false,
             moved: false,
         }
@@ -82,7 +91,7 @@ impl Control {
     /// Any controller.
     pub(super) fn garbage(colours: u64, tokens: u32, draw: &mut dyn FnMut() -> u64) -> Self {
         let mut coin = || draw() % 2 == 0;
-        let (part, tainted, renews, brisk) = (coin(), coin(), coin(), coin());
+        let (part, tainted, renews, scarce) = (coin(), coin(), coin(), coin());
         let (waiting, moved) = (coin(), coin());
         Self {
             colour: draw() % colours,
@@ -93,7 +102,7 @@ impl Control {
             part,
             tainted,
             renews,
-            brisk,
+            scarce,
             waiting,
             moved,
         }
@@ -117,6 +126,8 @@ pub(super) struct Root {
     pub(super) wanted: bool,
     /// Somebody said so since this circulation began, which may have missed him.
     pub(super) woken: bool,
+    /// The last circulation found somebody waiting.
+    pub(super) scarce: bool,
     /// Beats since the controller was here.
     pub(super) silence: u16,
     /// Beats since the tree changed or something was lost.
@@ -141,6 +152,7 @@ impl Root {
             hurry: 0,
             wanted: false,
             woken: false,
+            scarce: false,
             silence: 0,
             calm: u16::MAX,
             quorate: true,
@@ -161,6 +173,7 @@ impl Root {
             hurry: 0,
             wanted: false,
             woken: false,
+            scarce: false,
             silence: 0,
             calm: 0,
             quorate: false,
@@ -203,6 +216,7 @@ impl<R: Rules> Tree<R> {
                 turn.mail.push((self.place.parent, Item::Wake));
             }
             Item::Wake => {}
+            Item::Want { pool, units, hops } => self.on_want(from, pool, units, hops, turn),
         }
         self.serve(turn, out);
     }
@@ -233,16 +247,89 @@ impl<R: Rules> Tree<R> {
         } else {
             let pool = self.pool(token);
             let lacks = u64::from(self.kept(pool)) < self.needed[pool.index()];
-            let new = !self.spare.contains_key(&token) && !self.used.contains_key(&token);
+            let new = !self.spare.contains_key(&token)
+                && !self.parked.contains_key(&token)
+                && !self.used.contains_key(&token);
             if lacks && new && self.licensed {
                 self.spare.insert(token, from);
                 self.moved = true;
-                if !self.brisk {
+                if !self.is_scarce() {
                     turn.wake = self.oldest_waiting();
                 }
+            } else if R::PARKS && new && !self.is_scarce() && self.home(token) == self.me {
+                self.parked.insert(token, from);
             } else {
                 self.pass(token, from, turn);
             }
+        }
+    }
+
+    fn is_scarce(&self) -> bool {
+        if self.is_root() { self.root.scarce } else { self.scarce }
+    }
+
+    /// Where a unit rests: those of a pool are spread over all sites.
+    fn home(&self, token: u32) -> SiteId {
+        let unit = self.unit(token);
+        let i = unit.pool.index();
+        let units = u64::from(self.pools[i + 1] - self.pools[i]).max(1);
+        let site = u64::from(unit.number) * u64::from(self.sites) / units;
+        SiteId(u16::try_from(site).unwrap_or(0))
+    }
+
+    /// Claims may have what rests here.
+    pub(super) fn take_parked(&mut self) {
+        for (token, from) in core::mem::take(&mut self.parked) {
+            let pool = self.pool(token);
+            if u64::from(self.kept(pool)) < self.needed[pool.index()] {
+                self.spare.insert(token, from);
+            } else {
+                self.parked.insert(token, from);
+            }
+        }
+    }
+
+    /// Somebody waits: nothing rests.
+    fn unpark(&mut self, turn: &mut Turn) {
+        for (token, from) in core::mem::take(&mut self.parked) {
+            self.pass(token, from, turn);
+        }
+    }
+
+    /// Asks for what rests behind this site on the ring.
+    pub(super) fn ask_back(&self, claim: Stamp, turn: &mut Turn) {
+        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return };
+        if !R::PARKS || self.is_scarce() || self.channels[0] == self.me {
+            return;
+        }
+        let back =
+            if self.is_root() { self.channels[self.channels.len() - 1] } else { self.channels[0] };
+        for (pool, units) in demand.parts() {
+            let units = units.0.saturating_sub(self.kept(pool));
+            if units > 0 {
+                let hops = self.sites.saturating_mul(2);
+                turn.mail.push((back, Item::Want { pool, units, hops }));
+            }
+        }
+    }
+
+    /// Lets go of what rests here and goes to `from` next; the rest of the wish goes further back.
+    fn on_want(&mut self, from: SiteId, pool: PoolId, units: u32, hops: u16, turn: &mut Turn) {
+        let Some(at) = self.channels.iter().position(|&one| one == from) else { return };
+        let before = self.channels[(at + self.channels.len() - 1) % self.channels.len()];
+        let range = self.pools[pool.index()]..self.pools[pool.index() + 1];
+        let resting = self.parked.range(range).filter(|&(_, &origin)| origin == before);
+        let resting: Vec<u32> = resting.map(|(&token, _)| token).take(units as usize).collect();
+        for &token in &resting {
+            self.parked.remove(&token);
+            self.pass(token, before, turn);
+        }
+        let units = units.saturating_sub(u32::try_from(resting.len()).unwrap_or(u32::MAX));
+        if self.is_root() {
+            self.woken();
+        }
+        if units > 0 && hops > 0 {
+            turn.mail.push((before, Item::Want { pool, units, hops: hops - 1 }));
         }
     }
 
@@ -293,7 +380,8 @@ impl<R: Rules> Tree<R> {
 
     /// Counts what came from a channel.
     fn count_from(&self, from: SiteId, seen: &mut Tally) {
-        let spare = self.spare.iter().filter(|&(_, &origin)| origin == from).map(|(t, _)| *t);
+        let spare = self.spare.iter().chain(&self.parked);
+        let spare = spare.filter(|&(_, &origin)| origin == from).map(|(t, _)| *t);
         let used = self.used.iter().filter(|&(_, &(origin, _))| origin == from).map(|(t, _)| *t);
         spare.chain(used).for_each(|token| seen.add(token));
         if self.priority.is_some_and(|(origin, _)| origin == from) {
@@ -307,6 +395,7 @@ impl<R: Rules> Tree<R> {
             return;
         }
         self.spare.retain(|&token, _| !purge.has(token));
+        self.parked.retain(|&token, _| !purge.has(token));
         if purge.has(self.priority_token()) {
             self.priority = None;
         }
@@ -348,7 +437,7 @@ impl<R: Rules> Tree<R> {
                 control.sites = control.sites.saturating_add(1);
                 control.waiting |= self.oldest_waiting().is_some();
                 control.moved |= core::mem::take(&mut self.moved);
-                self.brisk = control.brisk;
+                self.scarce = control.scarce;
                 if control.renews {
                     self.lease = 0;
                     self.licensed = true;
@@ -356,6 +445,9 @@ impl<R: Rules> Tree<R> {
             }
         } else {
             return;
+        }
+        if self.scarce {
+            self.unpark(turn);
         }
         self.count_from(from, &mut control.seen);
         control.tainted |= self.changed;
@@ -387,8 +479,11 @@ impl<R: Rules> Tree<R> {
         self.colour = (self.colour + 1) % R::colours(self.sites);
         let mut stirred = self.decide(&control, turn, out);
         stirred |= self.root.woken | control.moved | core::mem::take(&mut self.moved);
-        let woken = core::mem::take(&mut self.root.woken);
-        self.root.wanted = control.waiting || woken || self.oldest_waiting().is_some();
+        self.root.scarce = control.waiting || self.oldest_waiting().is_some();
+        self.root.wanted = self.root.scarce | core::mem::take(&mut self.root.woken);
+        if self.root.scarce {
+            self.unpark(turn);
+        }
         self.root.hurry = match (self.root.wanted, stirred) {
             (true, true) => Root::HURRY,
             (true, false) => self.root.hurry.saturating_sub(1),
@@ -407,7 +502,7 @@ impl<R: Rules> Tree<R> {
         let mut control = Control::new(self.colour, self.tokens());
         control.purge.clone_from(&self.root.purge);
         control.renews = self.root.quorate;
-        control.brisk = self.root.hurry > 0;
+        control.scarce = self.root.scarce;
         control
     }
 

@@ -17,6 +17,9 @@ pub trait Rules: Clone + Copy + Debug + Eq + Hash + Send + 'static {
     /// The root holds tokens back while nobody asks.
     const GATED: bool = true;
 
+    /// Units rest at sites all around while nobody waits.
+    const PARKS: bool = true;
+
     /// The pusher leaves alone what the priority token's claim has gathered.
     const SPARES_PRIORITY: bool = true;
     /// The root counts what it has itself before it decides.
@@ -73,13 +76,16 @@ impl Pace {
     /// For sites with links that take a millisecond or a few.
     pub fn real(sites: u16) -> Self {
         // A tour is 2(n−1) links; allow 5 ms for each.
-        let tour = 1 + sites / 25;
+        Self::new(Duration::from_millis(250), 1 + sites / 25)
+    }
+
+    /// With beats of this length, where a controller needs so many to go round.
+    pub const fn new(beat: Duration, tour: u16) -> Self {
         let (gate, dead) = (4, 5);
         let timeout = gate + 2 * tour + 2;
         let lease = 2 * timeout;
         // Beats differ by a fifth, and half as much again is cheap.
         let settle = (dead + 2 * timeout + lease) * 3 / 2;
-        let beat = Duration::from_millis(250);
         Self { beat, gate, timeout, dead, dead_far: 20, lease, settle }
     }
 }
