@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -83,6 +83,8 @@ pub(crate) struct Mesh {
     stop: watch::Sender<bool>,
     /// Links that stand.
     standing: watch::Sender<usize>,
+    /// Every protocol heals from lost messages and from peers without memory.
+    healing: AtomicBool,
 }
 
 /// The link to one peer.
@@ -140,7 +142,8 @@ impl Mesh {
         let links = peers.into_iter().map(|(peer, address)| (peer, Link::new(peer, address)));
         let stop = watch::Sender::new(false);
         let standing = watch::Sender::new(0);
-        let mesh = Arc::new(Self { identity, links: links.collect(), events, stop, standing });
+        let (links, healing) = (links.collect(), AtomicBool::new(false));
+        let mesh = Arc::new(Self { identity, links, events, stop, standing, healing });
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
         }
@@ -168,11 +171,25 @@ impl Mesh {
             state.session.push(Bytes::from(body))
         };
         drop(state);
+        if pushed.is_err() && self.is_healing() {
+            // One more lost message.
+            return Ok(());
+        }
         match pushed {
             Ok(()) => link.wake.notify_one(),
             Err(why) => link.end(why),
         }
         pushed
+    }
+
+    /// Says whether every protocol heals from lost messages and from peers without memory.
+    pub(crate) fn set_healing(&self, healing: bool) {
+        self.healing.store(healing, Ordering::Relaxed);
+    }
+
+    /// What was last said of that.
+    pub(crate) fn is_healing(&self) -> bool {
+        self.healing.load(Ordering::Relaxed)
     }
 
     /// Whether messages to `peer` go out now.
@@ -358,6 +375,9 @@ impl Mesh {
             // this one's greeting; nothing is wrong with the session on this side.
             return Ok(());
         }
+        if self.is_healing() {
+            return Ok(());
+        }
         let (broken, fits) = {
             let state = link.lock();
             let fits = state.session.fits(hello.incarnation, hello.received);
@@ -376,8 +396,26 @@ impl Mesh {
     }
 
     fn bind(&self, link: &Link, hello: &Hello) -> Result<(), LinkError> {
+        if self.is_healing() {
+            return self.bind_healing(link, hello);
+        }
         let resumed = link.lock().session.resume(hello.incarnation, hello.received);
         resumed.inspect_err(|&why| self.reset(link, why))?;
+        Ok(())
+    }
+
+    /// Goes on with whoever is there.
+    fn bind_healing(&self, link: &Link, hello: &Hello) -> Result<(), LinkError> {
+        // What a peer has received from an earlier life of this site says nothing about this one.
+        let knows = hello.known == self.identity.incarnation;
+        let expects = if knows { hello.received } else { 0 };
+        let mut state = link.lock();
+        state.broken = None;
+        let Err(why) = state.session.resume(hello.incarnation, expects) else { return Ok(()) };
+        state.session.start_over(hello.incarnation, expects);
+        drop(state);
+        let (events, peer) = (self.events.clone(), link.peer);
+        tokio::spawn(async move { events.send(Event::PeerReset { peer, why }).await.is_ok() });
         Ok(())
     }
 
@@ -415,7 +453,9 @@ impl Mesh {
             _ = newest.wait_for(|&newest| newest != number) => Err(LinkError::Replaced),
         };
         let Err(why) = ended else { return };
-        if let LinkError::Broken(broken) = why {
+        if let LinkError::Broken(broken) = why
+            && !self.is_healing()
+        {
             self.reset(link, broken);
         }
         // A newer connection has taken over where this one is not the newest.

@@ -140,6 +140,20 @@ impl Session {
         Ok(())
     }
 
+    /// Goes on with a peer that [`Self::resume`] would not go on with: what was on its way is lost.
+    /// Only where every protocol heals from that.
+    pub fn start_over(&mut self, incarnation: u64, expects: u64) {
+        let received = if self.peer == Some(incarnation) { self.received } else { 0 };
+        *self = Self {
+            peer: Some(incarnation),
+            base: expects,
+            sent: expects,
+            received,
+            told: received,
+            ..Self::default()
+        };
+    }
+
     /// The next message to send on this connection, with its number.
     pub fn pop(&mut self) -> Option<(u64, Bytes)> {
         let seq = self.sent;

@@ -9,12 +9,17 @@
 use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{HashMap, HashTable};
-use kofm_core::{Census, Cluster, Effect, Effects, EffectsOf, Input, Protocol, SiteId};
+use kofm_core::parts::SiteSet;
+use kofm_core::{
+    Census, Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol,
+    Service, SiteId,
+};
 use rustc_hash::FxBuildHasher;
 
+use crate::groups::Watch;
 use crate::trace::Step;
 use crate::world::{
-    Action, Envelope, Exact, Local, Move, Script, Violation, World, clock, ends, news,
+    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends, news,
 };
 
 /// What the checker found.
@@ -159,6 +164,20 @@ struct Facts<T> {
     /// Whether somebody here will move whatever others do: a holder or a timer.
     stirring: bool,
     at_rest: bool,
+    /// By semaphore: units added and taken here, and the claim of this site whose turn it is.
+    balance: Vec<(u64, u64)>,
+    heads: Vec<Option<Turn>>,
+    /// Whether a client may still claim.
+    claims: bool,
+    /// The groups that its process works for, and those it waits for: any where there is none.
+    works: Vec<GroupId>,
+    waits: Vec<Option<GroupId>>,
+}
+
+/// A claim whose turn it is at a semaphore.
+struct Turn {
+    units: u64,
+    taken: Option<i64>,
 }
 
 /// What a step comes to.
@@ -166,9 +185,33 @@ struct Facts<T> {
 struct Outcome {
     local: u32,
     sends: Box<[(u16, u32)]>,
+    /// The groups whose work begins here.
+    begun: Box<[GroupId]>,
 }
 
-struct Search<'a, P: Protocol> {
+/// A step between two worlds, for whoever wants to know what goes on for ever.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Who moved: a link, or a client of a site, by what it did.
+    pub(crate) mover: Mover,
+    /// The group whose work began.
+    pub(crate) begun: Option<GroupId>,
+}
+
+/// Whose step it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mover {
+    /// A message arrived on this link.
+    Link(usize),
+    /// A client of this site asked for its demand of this number.
+    Claim(usize, usize),
+    /// Something else at this site.
+    Site(usize),
+}
+
+pub(crate) struct Search<'a, P: Protocol> {
     cluster: &'a Cluster,
     script: &'a Script,
     locals: Interner<Local<P>>,
@@ -188,18 +231,28 @@ struct Search<'a, P: Protocol> {
     rows: Rows,
     transitions: u64,
     /// For perpetual protocols: from which row a step leads to which.
-    edges: Vec<(u32, u32)>,
+    ways: Vec<(u32, u32)>,
     /// Tokens of each kind that there should be.
     expected: Vec<u32>,
     scratch: Vec<u32>,
     out: EffectsOf<P>,
+    /// Judges groups, where the protocol serves them; the members that have begun stand last in a
+    /// row, as a number of this list.
+    watch: Option<Watch>,
+    begun: Interner<Vec<SiteSet>>,
+    /// All steps, where somebody wants to know.
+    pub(crate) edges: Option<Vec<Edge>>,
 }
 
 impl<'a, P: Protocol> Search<'a, P> {
-    fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
+    pub(crate) fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
         let pairs = |from: SiteId| cluster.others(from).map(move |to| (from, to));
         let links: Vec<_> = cluster.all().flat_map(pairs).collect();
-        let width = usize::from(cluster.sites) + links.len();
+        let watch = (P::PROFILE.serves == Service::Group).then(|| {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            Watch::new(&grouping, !P::PROFILE.as_printed)
+        });
+        let width = usize::from(cluster.sites) + links.len() + usize::from(watch.is_some());
         let mut search = Self {
             cluster,
             script,
@@ -214,11 +267,17 @@ impl<'a, P: Protocol> Search<'a, P> {
             links,
             rows: Rows { width, cells: Vec::new(), index: HashTable::new(), origin: Vec::new() },
             transitions: 0,
-            edges: Vec::new(),
+            ways: Vec::new(),
             expected: P::expected_tokens(cluster),
             scratch: Vec::new(),
             out: Effects::default(),
+            watch,
+            begun: Interner::new(),
+            edges: None,
         };
+        if let Some(watch) = &search.watch {
+            search.begun.number(watch.nobody());
+        }
         let empty = search.queues.number(Box::new([]));
         assert_eq!(empty, EMPTY, "the empty queue has the first number");
         let first = World::<P>::new(cluster, script);
@@ -318,13 +377,75 @@ impl<'a, P: Protocol> Search<'a, P> {
             row[link] = self.forget_times(row[link], outcome.local);
         }
         self.transitions += 1;
-        let (number, new) = self.rows.add(&row, (at, code));
+        let verdict = self.begin(&mut row, site, &outcome.begun);
+        let (to, new) = self.rows.add(&row, (at, code));
         if P::PERPETUAL {
-            self.edges.push((at, number));
+            self.ways.push((at, to));
         }
-        let verdict = if new { self.judge(&row) } else { Ok(()) };
+        if self.edges.is_some() {
+            let mover = self.mover(at, code);
+            let begun = outcome.begun.first().copied();
+            self.edges.get_or_insert_default().push(Edge { from: at, to, mover, begun });
+        }
+        let verdict = verdict.and_then(|()| if new { self.judge(&row) } else { Ok(()) });
         self.scratch = row;
         verdict.map_err(|violation| (violation, code))
+    }
+
+    /// Notes that members have begun to work, if they may.
+    fn begin(&mut self, row: &mut [u32], site: usize, groups: &[GroupId]) -> Result<(), Violation> {
+        let (Some(watch), [_, ..]) = (&self.watch, groups) else { return Ok(()) };
+        let last = row.len() - 1;
+        let site = SiteId(u16::try_from(site).expect("sites fit in 16 bits"));
+        let mut begun = self.begun.items[row[last] as usize].clone();
+        let facts = |site: SiteId| &self.facts[row[site.index()] as usize];
+        for &group in groups {
+            let waits = |site: SiteId| {
+                facts(site).waits.iter().any(|wish| wish.is_none_or(|wish| wish == group))
+            };
+            let works = |site: SiteId| facts(site).works.first().copied();
+            watch.begin(&mut begun, site, group, waits, works)?;
+        }
+        row[last] = self.begun.number(begun);
+        Ok(())
+    }
+
+    fn mover(&self, at: u32, code: Code) -> Mover {
+        if code.0 & Code::LINK != 0 {
+            return Mover::Link((code.0 & !Code::LINK) as usize);
+        }
+        let site = (code.0 >> 16) as usize;
+        let local = self.rows.row(at)[site];
+        match self.facts[local as usize].moves[(code.0 & 0xFFFF) as usize] {
+            Move::Claim(demand) => Mover::Claim(site, demand),
+            Move::Release(_)
+            | Move::ReleaseOne(_)
+            | Move::Withdraw(_)
+            | Move::Add(_)
+            | Move::Fire(_) => Mover::Site(site),
+        }
+    }
+
+    /// Explores everything and keeps all steps; the number of worlds, or none where there are more
+    /// than `limit` or a promise was broken.
+    pub(crate) fn all_steps(&mut self, limit: u32) -> Option<u32> {
+        self.edges = Some(Vec::new());
+        let mut at = 0;
+        while at < self.rows.count() {
+            self.expand(at).ok().filter(|()| self.rows.count() <= limit)?;
+            at += 1;
+        }
+        Some(at)
+    }
+
+    /// Whether every member of a group waits for it.
+    pub(crate) fn all_wait(&self, at: u32, group: GroupId) -> bool {
+        let row = self.rows.row(at);
+        let waits = |site: &SiteId| {
+            let waits = &self.facts[row[site.index()] as usize].waits;
+            waits.iter().any(|wish| wish.is_none_or(|wish| wish == group))
+        };
+        self.watch.as_ref().is_some_and(|watch| watch.grouping().members(group).iter().all(waits))
     }
 
     /// Where a link stands in a row: behind the sites, those of one sender together, without one
@@ -366,10 +487,19 @@ impl<'a, P: Protocol> Search<'a, P> {
             let mut sends = Vec::new();
             for effect in out.as_slice() {
                 if let Effect::Send { to, clock, message, .. } = effect {
-                    sends.push((to.0, self.envelopes.number((clock.time, message.clone()))));
+                    let time = if self.script.timeless { 0 } else { clock.time };
+                    sends.push((to.0, self.envelopes.number((time, message.clone()))));
                 }
             }
-            Outcome { local: self.local(local), sends: sends.into() }
+            let begun = out.as_slice().iter().filter_map(|effect| match effect {
+                Effect::Grant { units, .. } => begun::<P>(units),
+                Effect::Send { .. }
+                | Effect::Reject { .. }
+                | Effect::Revoke { .. }
+                | Effect::Arm { .. }
+                | Effect::Disarm { .. } => None,
+            });
+            Outcome { begun: begun.collect(), local: self.local(local), sends: sends.into() }
         });
         out.drain();
         self.out = out;
@@ -428,7 +558,7 @@ impl<'a, P: Protocol> Search<'a, P> {
         let waits = |&local: &u32| self.facts[local as usize].waiting;
         let mut good: Vec<bool> =
             (0..self.rows.count()).map(|i| !self.rows.row(i)[..sites].iter().any(waits)).collect();
-        let mut edges = std::mem::take(&mut self.edges);
+        let mut edges = std::mem::take(&mut self.ways);
         edges.sort_unstable_by_key(|&(from, to)| (to, from));
         let mut queue: Vec<u32> = (0..self.rows.count()).filter(|&i| good[i as usize]).collect();
         while let Some(at) = queue.pop() {
@@ -445,6 +575,7 @@ impl<'a, P: Protocol> Search<'a, P> {
     /// Tokens of a protocol that counts them: if somebody is sure of them, they have to be there.
     fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let queues = &queues[..self.links.len()];
         let census = || locals.iter().map(|&local| &self.facts[local as usize].census);
         if self.expected.is_empty() || !census().any(|census| census.sure) {
             return Ok(());
@@ -471,6 +602,7 @@ impl<'a, P: Protocol> Search<'a, P> {
     fn judge(&self, row: &[u32]) -> Result<(), Violation> {
         self.judge_tokens(row)?;
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let queues = &queues[..self.links.len()];
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
         for (pool, units) in self.cluster.pools.iter().enumerate() {
             let held: u64 = facts().map(|facts| facts.held[pool]).sum();
@@ -479,10 +611,22 @@ impl<'a, P: Protocol> Search<'a, P> {
                 return Err(Violation::new("capacity", detail));
             }
         }
-        if queues.iter().any(|&queue| queue != EMPTY) || facts().any(|facts| facts.stirring) {
+        let quiet = queues.iter().all(|&queue| queue == EMPTY);
+        if P::PROFILE.serves == Service::Semaphore {
+            self.judge_semaphores(locals, quiet)?;
+        }
+        if let Some(watch) = &self.watch {
+            let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
+            watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
+        }
+        if !quiet || facts().any(|facts| facts.stirring) {
             return Ok(());
         }
-        if facts().any(|facts| facts.waiting) {
+        // Whoever works in a group waits for others that may yet come.
+        if self.watch.is_some() && facts().any(|facts| facts.claims) {
+            return Ok(());
+        }
+        if P::PROFILE.serves != Service::Semaphore && facts().any(|facts| facts.waiting) {
             let detail = "a claim waits, nothing is in flight and nobody holds anything";
             return Err(Violation::new("progress", detail));
         }
@@ -491,6 +635,45 @@ impl<'a, P: Protocol> Search<'a, P> {
                 "rest",
                 "no claims and no messages, yet a site is not idle",
             ));
+        }
+        Ok(())
+    }
+
+    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right count;
+    /// and whoever has its turn takes what is there.
+    fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
+        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
+        let mut turns = false;
+        for (pool, initial) in self.cluster.pools.iter().enumerate() {
+            let sum = |side: fn(&(u64, u64)) -> u64| -> u64 {
+                facts().map(|facts| side(&facts.balance[pool])).sum()
+            };
+            let (added, taken) = (sum(|b| b.0), sum(|b| b.1));
+            let Some(value) = (u64::from(initial.0) + added).checked_sub(taken) else {
+                let detail = format!("{taken} units taken of {initial} and {added} added");
+                return Err(Violation::new("value", detail));
+            };
+            let heads = || facts().filter_map(|facts| facts.heads[pool].as_ref());
+            if heads().count() > 1 {
+                let detail = format!("{} claims have their turn at once", heads().count());
+                return Err(Violation::new("turn", detail));
+            }
+            let Some(head) = heads().next() else { continue };
+            turns = true;
+            if let Some(count) = head.taken
+                && u64::try_from(count) != Ok(taken)
+            {
+                let detail = format!("{taken} units taken, and whose turn it is counts {count}");
+                return Err(Violation::new("count", detail));
+            }
+            if quiet && head.units <= value {
+                let detail = "a claim has its turn, there are units, and nothing is in flight";
+                return Err(Violation::new("progress", detail));
+            }
+        }
+        if quiet && !turns && facts().any(|facts| facts.waiting) {
+            let detail = "a claim waits, nothing is in flight and nobody has its turn";
+            return Err(Violation::new("progress", detail));
         }
         Ok(())
     }
@@ -548,14 +731,35 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
     let mut held = vec![0; cluster.pools.len()];
     for client in local.claims.iter().filter(|client| client.held) {
         for (pool, units) in client.demand.parts() {
-            held[pool.index()] += u64::from(units.0);
+            // Seats in groups are no pool of the cluster.
+            if let Some(held) = held.get_mut(pool.index()) {
+                *held += u64::from(units.0);
+            }
         }
     }
+    let turn = |pool| {
+        let head = local.protocol.head(pool)?;
+        let mine = local.claims.iter().find(|client| client.claim == head.claim);
+        let units = mine.map_or(0, |client| u64::from(client.demand.units(pool).0));
+        Some(Turn { units, taken: head.taken })
+    };
+    let semaphores = (0..).map(PoolId).take(local.balance.len());
+    let moves = local.moves(script);
+    let group = |held| {
+        let clients = local.claims.iter().filter(move |client| client.held == held);
+        clients.map(|client| Grouping::named(&client.demand))
+    };
+    let groups = P::PROFILE.serves == Service::Group;
     let alarms = if P::PERPETUAL { local.alarms().collect() } else { Vec::new() };
     Facts {
-        moves: local.moves(script),
         alarms,
         census: local.protocol.census(),
+        claims: moves.iter().any(|action| matches!(action, Move::Claim(_))),
+        works: group(true).flatten().filter(|_| groups).collect(),
+        waits: group(false).filter(|_| groups).collect(),
+        moves,
+        balance: local.balance.clone(),
+        heads: semaphores.map(turn).collect(),
         held,
         live: !local.claims.is_empty(),
         waiting: local.claims.iter().any(|client| !client.held),

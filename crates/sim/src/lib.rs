@@ -5,8 +5,11 @@
 //! writes down what happened and runs it again.
 
 pub mod exhaustive;
+pub mod fairness;
 pub mod faults;
+pub mod groups;
 pub mod healing;
+pub mod mortal;
 pub mod oracle;
 pub mod report;
 pub mod rng;

@@ -8,11 +8,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, SiteId,
-    Stamp, Units, step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, Service,
+    SiteId, Stamp, Units, step,
 };
 
 use crate::faults::{Fault, Weather};
+use crate::groups::{Cast, names_groups};
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
@@ -135,6 +136,12 @@ enum Event<M, T> {
         client: u32,
         claim: Stamp,
     },
+    /// Somebody adds to a semaphore what a client has done with; that one thinks again.
+    Add {
+        site: SiteId,
+        demand: Demand,
+        client: Option<u32>,
+    },
     Fire {
         site: SiteId,
         timer: T,
@@ -186,13 +193,24 @@ struct Sim<'a, P: Protocol> {
     times: Rng,
     report: Report,
     out: EffectsOf<P>,
+    /// Who acts, where there are groups.
+    cast: Option<Cast>,
 }
 
 impl<'a, P: Protocol> Sim<'a, P> {
     fn new(setup: &'a Setup) -> Self {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
-        let clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut oracle = Oracle::new(cluster, P::PROFILE.serves);
+        let mut cast = None;
+        if P::PROFILE.serves == Service::Group {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            oracle = Oracle::of_groups(cluster, &grouping, !P::PROFILE.as_printed);
+            let acts = Cast::new(grouping, names_groups::<P>(cluster), setup.requests);
+            clients = clients.max(acts.clients().len());
+            cast = Some(acts);
+        }
         Self {
             setup,
             now: 0,
@@ -208,7 +226,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
             remaining: setup.requests,
             busy: 0,
             strikes: 0,
-            oracle: Oracle::new(cluster),
+            oracle,
+            cast,
             delays: seed.fork(1),
             demands: seed.fork(2),
             times: seed.fork(3),
@@ -222,7 +241,19 @@ impl<'a, P: Protocol> Sim<'a, P> {
 
     fn start(&mut self) {
         for client in 0..u32::try_from(self.clients.len()).expect("fewer than 2^32 clients") {
-            self.think(client);
+            if self.troupe(client).is_none_or(|troupe| troupe.start == client) {
+                self.think(client);
+            }
+        }
+        if P::PROFILE.serves == Service::Semaphore {
+            // So much that the largest claim is served in the end.
+            for (pool, units) in (0..).map(PoolId).zip(&self.setup.cluster.pools) {
+                let more = self.setup.k.1.saturating_sub(units.0);
+                if more > 0 {
+                    let (site, demand) = (self.anywhere(), Demand::one(pool, more));
+                    self.schedule(self.now, Event::Add { site, demand, client: None });
+                }
+            }
         }
         for site in self.setup.cluster.all() {
             if let Some(timer) = self.sites[site.index()].0.alarm() {
@@ -335,6 +366,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 Event::Claim { .. }
                 | Event::Release { .. }
                 | Event::GiveUp { .. }
+                | Event::Add { .. }
                 | Event::Fire { .. }
                 | Event::Strike { .. } => None,
             };
@@ -359,6 +391,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client } => self.claim(client, observer),
             Event::Release { client, claim, part } => self.release(client, claim, part, observer),
             Event::GiveUp { client, claim } => self.give_up(client, claim, observer),
+            Event::Add { site, demand, client } => {
+                self.oracle.added(&demand);
+                self.step(site, Input::Add { demand }, observer);
+                if let Some(client) = client {
+                    self.think(client);
+                }
+            }
             Event::Fire { site, timer, armed } => {
                 if self.timers.get(&(site, timer)) == Some(&armed) {
                     self.timers.remove(&(site, timer));
@@ -375,7 +414,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client }
             | Event::Release { client, .. }
             | Event::GiveUp { client, .. } => (self.home(*client), None),
-            Event::Fire { site, .. } => (*site, None),
+            Event::Add { site, .. } | Event::Fire { site, .. } => (*site, None),
             Event::Strike { .. } => return self.now,
         };
         self.weather.clear_at(site, from, self.now)
@@ -393,25 +432,63 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
     }
 
+    /// All clients of the group that this one acts for, where claims name a group.
+    fn troupe(&self, client: u32) -> Option<std::ops::Range<u32>> {
+        let cast = self.cast.as_ref().filter(|cast| !cast.clients().is_empty())?;
+        // A client beyond the last has nobody to act for.
+        if client as usize >= cast.clients().len() {
+            return Some(0..0);
+        }
+        Some(cast.troupe(cast.first(client)))
+    }
+
     fn home(&self, client: u32) -> SiteId {
+        let played = self.cast.as_ref().and_then(|cast| cast.clients().get(client as usize));
+        if let Some(&(site, _)) = played {
+            return site;
+        }
         let sites = u32::from(self.setup.cluster.sites);
         SiteId(u16::try_from(client % sites).expect("below the number of sites"))
     }
 
+    /// Thinks, and then claims; a group as soon as its last client is free.
     fn think(&mut self, client: u32) {
+        let mut client = client;
+        if let Some(mut troupe) = self.troupe(client) {
+            client = troupe.start;
+            if troupe.any(|member| self.clients[member as usize].is_some()) {
+                return;
+            }
+        }
         let factor = factor(&self.setup.hot, self.home(client));
         let think = self.setup.think.scaled(1.0 / factor).draw(&mut self.times);
         self.schedule(self.now + think, Event::Claim { client });
     }
 
+    /// A client claims; where claims name a group, all its clients do.
     fn claim<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
-        if self.remaining == 0 {
+        let Some(troupe) = self.troupe(client) else { return self.claim_one(client, observer) };
+        if self.remaining >= u64::from(troupe.end - troupe.start) {
+            troupe.for_each(|member| self.claim_one(member, observer));
+        }
+    }
+
+    fn claim_one<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
+        let site = self.home(client);
+        let alone = self.troupe(client).is_none();
+        let may = |cast: &mut Cast| !alone || cast.may_claim(site);
+        if self.remaining == 0 || !self.cast.as_mut().is_none_or(may) {
             return;
         }
         self.remaining -= 1;
         self.report.requests += 1;
-        let site = self.home(client);
-        let demand = draw_demand(self.setup, &mut self.demands);
+        let demand = match &self.cast {
+            Some(cast) => cast.demand(client, site),
+            None if P::PROFILE.serves == Service::Semaphore => {
+                draw_one(self.setup, &mut self.demands)
+            }
+            None => draw_demand(self.setup, &mut self.demands),
+        };
         let (protocol, clock) = &self.sites[site.index()];
         let claim = protocol.next_stamp(*clock);
         let number = self.oracle.claimed(claim, &demand);
@@ -476,6 +553,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.oracle.forgive();
         }
         self.out = out;
+        if P::PROFILE.serves == Service::Semaphore {
+            for pool in (0..).map(PoolId).take(self.setup.cluster.pools.len()) {
+                if let Some(head) = self.sites[site.index()].0.head(pool) {
+                    self.oracle.turn(pool, &head);
+                }
+            }
+        }
         if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
         }
@@ -487,6 +571,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 self.report.messages += 1;
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
+                } else if P::PROFILE.serves == Service::Semaphore {
+                    self.report.spread += 1;
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);
                 let at = self.links.deliver_at(site, to, self.now + delay);
@@ -553,6 +639,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.granted.push(number);
         let factor = factor(&self.setup.long, site);
         let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
+        if P::PROFILE.serves == Service::Semaphore {
+            return self.taken(client, number, hold);
+        }
         if self.setup.partial && self.oracle.units(number) > 1 {
             let half = self.now + hold / 2;
             self.schedule(half, Event::Release { client, claim, part: true });
@@ -560,7 +649,33 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.schedule(self.now + hold, Event::Release { client, claim, part: false });
     }
 
+    /// Units were taken from a semaphore. Anybody may add them again: who does is drawn.
+    fn taken(&mut self, client: u32, number: u32, hold: Time) {
+        self.clients[client as usize] = None;
+        let (pool, mut units) = (self.oracle.first_pool(number), self.oracle.units(number));
+        if self.setup.partial && units > 1 {
+            units -= 1;
+            let (site, demand) = (self.anywhere(), Demand::one(pool, 1));
+            self.schedule(self.now + hold / 2, Event::Add { site, demand, client: None });
+        }
+        let units = u32::try_from(units).expect("a claim is for no more");
+        let (site, demand) = (self.anywhere(), Demand::one(pool, units));
+        self.schedule(self.now + hold, Event::Add { site, demand, client: Some(client) });
+    }
+
+    fn anywhere(&mut self) -> SiteId {
+        let site = self.times.below(self.setup.cluster.sites.into());
+        SiteId(u16::try_from(site).expect("below the number of sites"))
+    }
+
     fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
+        if let Some(cast) = self.cast.as_ref().filter(|cast| !cast.clients().is_empty()) {
+            let mine = (0..).zip(cast.clients()).filter(|(_, client)| client.0 == site);
+            let has = |live: &Live| live.claim == claim;
+            let mut mine = mine.map(|(client, _)| client);
+            return mine
+                .find(|&client: &u32| self.clients[client as usize].as_ref().is_some_and(has));
+        }
         let sites = u32::from(self.setup.cluster.sites);
         let mine = (0..self.setup.clients).map(|slot| u32::from(site.0) + slot * sites);
         let has = |live: &Live| live.claim == claim;
@@ -610,6 +725,15 @@ impl Links {
 
 fn factor(list: &[(SiteId, f64)], site: SiteId) -> f64 {
     list.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1)
+}
+
+/// One of the semaphores, and k of it.
+fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
+    let count = setup.cluster.pools.len() as u64;
+    let pool = if count > 1 { rng.below(count) } else { 0 };
+    let k = rng.between(setup.k.0.into(), setup.k.1.into());
+    let small = "they came from such numbers";
+    Demand::one(PoolId(u16::try_from(pool).expect(small)), u32::try_from(k).expect(small))
 }
 
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.

@@ -98,7 +98,7 @@ use self::heal::{Neighbour, neighbours};
 use self::ring::Root;
 pub use self::ring::{Control, Item};
 pub use self::rules::{Pace, Rules, Sound};
-use crate::protocol::{Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// The protocol at one site.
@@ -140,6 +140,10 @@ pub struct Tree<R = Sound> {
     lease: u16,
     /// Whether any did since this site started.
     licensed: bool,
+    /// Beats for which clients of an earlier life of this site may still use units.
+    newborn: u16,
+    /// How many sites the last circulation had visited before this one.
+    rank: u16,
     /// For the root; at rest elsewhere.
     root: Root,
     rules: PhantomData<R>,
@@ -186,6 +190,7 @@ impl<R: Rules> Protocol for Tree<R> {
         source: "Datta, Devismes, Horn, Larmore 2009, corrected",
         summary: "tokens round a tree that heals from any state, crashes and cuts",
         as_printed: false,
+        serves: Service::Pool,
         full_service: true,
         gathers: true,
         arbitrated: false,
@@ -226,6 +231,8 @@ impl<R: Rules> Protocol for Tree<R> {
             scarce: false,
             lease: 0,
             licensed: true,
+            newborn: 0,
+            rank: me.0,
             root: Root::new(units + 2),
             rules: PhantomData,
         };
@@ -327,6 +334,7 @@ impl<R: Rules> Protocol for Tree<R> {
         if R::WATCHES {
             self.look_around(&mut turn);
         }
+        self.newborn = self.newborn.saturating_sub(1);
         if R::LEASE {
             self.lease = self.lease.saturating_add(1);
             if self.lease > pace.lease {
@@ -411,6 +419,10 @@ impl<R: Rules> Protocol for Tree<R> {
         Census { tokens, sure, circulation: self.colour }
     }
 
+    fn is_sound(&self) -> Option<bool> {
+        self.is_root().then_some(self.root.sure)
+    }
+
     fn tokens_in(frame: &Frame) -> Vec<u32> {
         frame.items.iter().filter_map(Item::token).collect()
     }
@@ -426,6 +438,7 @@ impl<R: Rules> Protocol for Tree<R> {
         tree.root.forget();
         tree.licensed = false;
         tree.changed = true;
+        tree.newborn = R::pace(cluster.sites).settle;
         if R::WATCHES {
             for neighbour in &mut tree.neighbours {
                 neighbour.trusted = false;

@@ -54,7 +54,9 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::tree::fixed_channels;
-use crate::protocol::{Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection};
+use crate::protocol::{
+    Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// Which of the faults are left in.
@@ -150,6 +152,7 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
         source: "Datta, Devismes, Horn, Larmore 2009",
         summary: L::SUMMARY,
         as_printed: true,
+        serves: Service::Pool,
         full_service: false,
         gathers: true,
         arbitrated: false,

@@ -351,6 +351,8 @@ impl<R: Rules> Tree<R> {
         self.root.scarce = draw() % 2 == 0;
         self.lease = below(draw, u64::from(pace.lease) + 2);
         self.licensed = draw() % 2 == 0;
+        self.newborn = below(draw, u64::from(pace.settle) + 1);
+        self.rank = below(draw, self.sites.into());
         self.garble_tokens(draw);
         self.root.purge = Bits::garbage(tokens, draw);
         self.root.wrapped = Tally::garbage(tokens, draw);

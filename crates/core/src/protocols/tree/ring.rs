@@ -256,7 +256,7 @@ impl<R: Rules> Tree<R> {
                 if !self.is_scarce() {
                     turn.wake = self.oldest_waiting();
                 }
-            } else if R::PARKS && new && !self.is_scarce() && self.home(token) == self.me {
+            } else if R::PARKS && new && !self.is_scarce() && self.home(token) == self.rank {
                 self.parked.insert(token, from);
             } else {
                 self.pass(token, from, turn);
@@ -268,13 +268,14 @@ impl<R: Rules> Tree<R> {
         if self.is_root() { self.root.scarce } else { self.scarce }
     }
 
-    /// Where a unit rests: those of a pool are spread over all sites.
-    fn home(&self, token: u32) -> SiteId {
+    /// Where a unit rests: those of a pool are spread over all sites, in the order in which they are
+    /// visited.
+    fn home(&self, token: u32) -> u16 {
         let unit = self.unit(token);
         let i = unit.pool.index();
         let units = u64::from(self.pools[i + 1] - self.pools[i]).max(1);
         let site = u64::from(unit.number) * u64::from(self.sites) / units;
-        SiteId(u16::try_from(site).unwrap_or(0))
+        u16::try_from(site).unwrap_or(0)
     }
 
     /// Claims may have what rests here.
@@ -435,6 +436,7 @@ impl<R: Rules> Tree<R> {
                 self.next = 1 % self.channels.len();
                 self.purge(&control.purge.clone(), &mut control.busy);
                 control.sites = control.sites.saturating_add(1);
+                self.rank = control.sites;
                 control.waiting |= self.oldest_waiting().is_some();
                 control.moved |= core::mem::take(&mut self.moved);
                 self.scarce = control.scarce;
@@ -450,7 +452,7 @@ impl<R: Rules> Tree<R> {
             self.unpark(turn);
         }
         self.count_from(from, &mut control.seen);
-        control.tainted |= self.changed;
+        control.tainted |= self.changed || self.newborn > 0;
         if self.next == 0 {
             self.changed = false;
         }
@@ -511,7 +513,9 @@ impl<R: Rules> Tree<R> {
         let pace = R::pace(self.sites);
         let visited = u32::from(control.sites) + 1;
         let majority = 2 * visited > u32::from(self.sites) || !R::QUORUM;
-        let tainted = (control.tainted | core::mem::take(&mut self.changed)) && R::TAINT;
+        let changed = core::mem::take(&mut self.changed) || self.newborn > 0;
+        let tainted = (control.tainted || changed) && R::TAINT;
+        self.rank = 0;
         if tainted || (control.part && R::PART) {
             self.root.calm = 0;
             self.root.sure = false;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit, Units};
-use tracing::error;
+use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Running, Timer, Todo};
-use crate::api::State;
+use crate::api::{self, State};
 use crate::boottime::Moment;
 use crate::config::PoolConfig;
 use crate::engine::{self, Move, Outcome};
@@ -24,7 +24,8 @@ impl Core {
         let said = said.filter_map(|(id, (_, pool))| Some((id, pool.arbitration.clone()?)));
         let arbitration = said.collect();
         let cluster = Cluster { pools: units.clone(), arbitration, ..Cluster::new(sites, 1) };
-        let engine = engine::start(kind, self.me, &cluster).expect("checked by the configuration");
+        let engine = engine::start(kind, self.me, &cluster, self.reborn && open);
+        let engine = engine.expect("checked by the configuration");
         let first = self.pools.len();
         let count = pools.len();
         for (id, (name, config)) in (0..).map(PoolId).zip(pools) {
@@ -48,7 +49,56 @@ impl Core {
             names: Names::new(self.me, sites, units),
             pools: (first..first + count).collect(),
             open,
+            sound: None,
         });
+        self.engine_added(number);
+    }
+
+    /// Sets its clock going, and says whether links may go on with peers that lost their memory: that
+    /// is so only where every protocol heals from that.
+    pub(super) fn engine_added(&mut self, number: usize) {
+        self.mesh.set_healing(self.engines.iter().all(|running| engine::heals(running.kind)));
+        if let Some(timer) = self.engines[number].engine.alarm() {
+            let key = self.start_timer(Moment::now(), Timer::Protocol(number, timer.clone()));
+            self.protocol_timers.insert((number, timer), key);
+        }
+    }
+
+    /// Says when the tokens of a protocol that heals were found wrong, and when right again.
+    fn watch_soundness(&mut self, number: usize) {
+        let running = &mut self.engines[number];
+        let sound = running.engine.is_sound();
+        let before = std::mem::replace(&mut running.sound, sound);
+        let event = match (before, sound) {
+            (Some(true) | None, Some(false)) => "healing",
+            (Some(false), Some(true)) => "healed",
+            _ => return,
+        };
+        let names = running.pools.iter().map(|&pool| &*self.pools[pool].name);
+        let cause = format!("pools {}", names.collect::<Vec<_>>().join(", "));
+        if event == "healed" {
+            info!("{cause}: every unit is there once again");
+        } else {
+            warn!("{cause}: units are missing, doubled or not counted; this heals by itself");
+        }
+        let happening = self.happening(event, None);
+        self.record(api::Happening { cause: Some(cause), ..happening });
+    }
+
+    /// Garbles a pool's protocol, for tests.
+    pub(super) fn scramble(&mut self, name: &str) -> Result<(), api::Error> {
+        let pool = self.pool_by_name.get(name).copied();
+        let number = pool.map(|pool| self.pools[pool].engine);
+        let Some(number) = number.filter(|&it| engine::heals(self.engines[it].kind)) else {
+            let text = format!("there is no pool `{name}` whose protocol heals from that");
+            return Err(api::Error::new(api::Code::UnknownPool, text));
+        };
+        warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
+        self.engines[number].engine.scramble(&mut random::number);
+        let happening = self.happening("corrupted", None);
+        self.record(api::Happening { cause: Some(format!("pool {name}")), ..happening });
+        self.watch_soundness(number);
+        Ok(())
     }
 
     /// Carries out everything that follows, in order.
@@ -113,6 +163,7 @@ impl Core {
             Move::Claim { .. }
             | Move::Release { .. }
             | Move::Withdraw { .. }
+            | Move::Add { .. }
             | Move::Fire { .. } => None,
         };
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
@@ -123,6 +174,7 @@ impl Core {
                 error!(%refused, "a protocol refused its own site");
             }
         }
+        self.watch_soundness(number);
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {
             self.carry_out(number, outcome);
@@ -135,6 +187,11 @@ impl Core {
             Outcome::Send { to, clock, message } if to == self.me => {
                 let input = Move::Deliver { from: to, clock, message };
                 self.todo.push_back(Todo::Move(engine, input));
+            }
+            Outcome::Send { to, .. }
+                if engine::heals(self.engines[engine].kind) && !self.mesh.is_up(to) =>
+            {
+                // A message that would arrive late is worse than one that is lost.
             }
             Outcome::Send { to, clock, message } => {
                 self.metrics.messages_sent += 1;
@@ -205,6 +262,9 @@ impl Core {
     }
 
     pub(super) fn granted(&mut self, engine: usize, claim: Stamp, units: &[Unit]) {
+        if self.is_semaphore(engine) {
+            return self.taken(engine, claim);
+        }
         let Some(&key) = self.by_claim.get(&(engine, claim)) else {
             // Ended in the same moment.
             let release = Move::Release { claim, part: None };
@@ -244,6 +304,9 @@ impl Core {
     }
 
     pub(super) fn rejected(&mut self, engine: usize, claim: Stamp, reason: &Rejection) {
+        if self.is_semaphore(engine) {
+            return self.not_taken(engine, claim, reason);
+        }
         if let Some(&key) = self.by_claim.get(&(engine, claim)) {
             // The protocol has forgotten the claim already.
             if let Some(part) = self.part_of(key, claim) {

@@ -32,6 +32,11 @@ impl Core {
     /// there is one, whatever needs this peer waits.
     pub(super) fn on_peer_reset(&mut self, peer: SiteId, why: Broken) {
         let text = format!("site {}: {why}", self.site_name(peer));
+        if self.mesh.is_healing() {
+            warn!("{text}; the pools heal by themselves");
+            let happening = self.happening("peer-reborn", None);
+            return self.record(api::Happening { cause: Some(text), ..happening });
+        }
         error!("{text}; whatever needs it waits until all sites are restarted");
         self.metrics.peer_resets += 1;
         let happening = self.happening("peer-reset", None);
@@ -102,6 +107,10 @@ impl Core {
                 }
             }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
+            Command::Scramble { pool, reply } => {
+                let done = self.scramble(&pool);
+                reply.send(done).ok();
+            }
             Command::Metrics(reply) => {
                 reply.send(self.metrics_text()).ok();
             }
@@ -164,6 +173,16 @@ impl Core {
                 });
                 reply.send(idle).ok();
             }
+            Command::AddSemaphore { name, semaphore, reply } => {
+                reply.send(self.add_semaphore(name, semaphore)).ok();
+            }
+            Command::OpenSemaphore { name, new } => self.open_semaphore(&name, new),
+            Command::CloseSemaphore { name, reply } => {
+                reply.send(self.close_semaphore(&name)).ok();
+            }
+            Command::RemoveSemaphore { name, reply } => {
+                reply.send(self.remove_semaphore(&name)).ok();
+            }
             Command::Drain => self.drain(),
         }
         self.settle();
@@ -175,6 +194,11 @@ impl Core {
                 return self.submit(spec, fresh, hold, patience, reply);
             }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
+            Call::Take { key, name, units, wait, owner } => {
+                self.take(key, &name, units, wait, owner, reply);
+                return self.settle();
+            }
+            Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
@@ -196,6 +220,12 @@ impl Core {
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
             Call::History(limit) => Ok(Answer::History(self.recent(limit))),
+            Call::GiveUp(key) => {
+                self.give_up(key);
+                Ok(Answer::Done)
+            }
+            Call::Add { name, units } => self.add_units(&name, units),
+            Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
         };
         self.respond(reply, answer);
         self.settle();

@@ -8,8 +8,8 @@ use kofm_core::{PoolId, Units};
 use tracing::info;
 
 use super::{
-    Core, DEFAULT_TTL, MAX_ENDED, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS, MIN_TTL, Part,
-    Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
+    Core, DEFAULT_TTL, MAX_ENDED, MAX_HEALING_TTL, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS,
+    MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
@@ -125,6 +125,10 @@ impl Core {
             let pool = &self.pools[pool];
             parts.entry(pool.engine).or_default().push((pool.id, Units(units)));
         }
+        let ttl = spec.ttl.unwrap_or(DEFAULT_TTL);
+        // Pools that heal make the units of a dead site anew after a while: its leases end before.
+        let heals = parts.keys().any(|&engine| crate::engine::heals(self.engines[engine].kind));
+        let ttl = if heals { ttl.min(MAX_HEALING_TTL) } else { ttl };
         let parts = parts.into_iter().map(|(engine, demand)| Part {
             engine,
             demand: demand.into_iter().collect(),
@@ -143,7 +147,7 @@ impl Core {
             want,
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
-            ttl: spec.ttl.unwrap_or(DEFAULT_TTL),
+            ttl,
             hold,
             once,
             state: State::Queued,
@@ -305,6 +309,7 @@ impl Core {
             self.end(key, State::Failed, "the site stops");
             self.settle();
         }
+        self.end_all_takers();
     }
 }
 
