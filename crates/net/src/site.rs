@@ -357,6 +357,15 @@ impl Site {
         self.anywhere(id, Call::ReleaseRequest(id.to_owned()), PEER_PATIENCE).await.map(|_| ())
     }
 
+    /// Puts garbage into the memory of a pool's protocol at this site, to see it heal.
+    pub async fn scramble(&self, pool: &str) -> Result<(), api::Error> {
+        let stopping = || api::Error::new(Code::Draining, "the site is stopping");
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Scramble { pool: pool.to_owned(), reply };
+        self.0.commands.send(command).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
         self.gather(

@@ -8,6 +8,7 @@ pub mod exhaustive;
 pub mod fairness;
 pub mod faults;
 pub mod groups;
+pub mod healing;
 pub mod history;
 pub mod mortal;
 pub mod oracle;
@@ -17,6 +18,7 @@ pub mod script;
 pub mod seeded;
 pub mod span;
 pub mod trace;
+pub mod upkeep;
 pub mod world;
 
 use kofm_core::parts::Routed;

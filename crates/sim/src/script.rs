@@ -65,7 +65,7 @@ impl Visitor for Teller<'_> {
         let script = Script::new(self.cluster.sites, 0, Vec::new());
         let mut stage = Stage::<P> {
             world: World::new(self.cluster, &script),
-            exact: Exact::new(self.cluster),
+            exact: Exact::new(self.cluster).0,
             names: BTreeMap::new(),
             script,
         };

@@ -17,7 +17,7 @@ use kofm_core::epoch::{
     Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{PoolId, Service, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
@@ -750,8 +750,19 @@ impl Core {
         for (&site, (_, address)) in &record.plan.sites {
             self.mesh.reach(site, address.clone());
         }
-        for timer in std::mem::take(&mut self.protocol_timers).into_values() {
-            self.timers.remove(&timer);
+        // A protocol that heals by itself goes on, unless its pools are others now.
+        let goes_on: Vec<bool> = kinds()
+            .into_iter()
+            .map(|kind| {
+                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
+            })
+            .collect();
+        for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
+            if goes_on.get(number) == Some(&true) {
+                self.protocol_timers.insert((number, timer), key);
+            } else {
+                self.timers.remove(&key);
+            }
         }
         let last = record.plan.sites.keys().max().map_or(0, |site| site.index() + 1);
         self.members = (0..last)
@@ -763,7 +774,7 @@ impl Core {
             .collect();
         let stay = self.plan.stay(&record.plan);
         self.plan = record.plan.clone();
-        self.install_engines(record);
+        self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes.
         self.todo.retain(|todo| {
@@ -781,21 +792,33 @@ impl Core {
         self.record(api::Happening { cause: Some(text), ..happening });
     }
 
-    fn install_engines(&mut self, record: &Record<Plan>) {
+    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
         let sites: Vec<SiteId> = record.members.keys().copied().collect();
         let clusters = record.clusters();
-        self.engines.clear();
+        let mut old = std::mem::take(&mut self.engines);
+        let mut alarms = Vec::new();
         let mut seen = BTreeSet::new();
         let empty = Survey::default();
         for (number, kind) in kinds().into_iter().enumerate() {
             let Some(cluster) = clusters.get(number) else { continue };
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
-            let Some(engine) = engine::resume(kind, self.me, cluster, survey) else { continue };
+            let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            let engine = match kept.map(|place| old.swap_remove(place)) {
+                Some(running) => Some(running.engine),
+                None if engine::heals(kind) => {
+                    // It finds out itself who is there.
+                    let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
+                    alarms.push(number);
+                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
+                }
+                None => engine::resume(kind, self.me, cluster, survey),
+            };
+            let Some(engine) = engine else { continue };
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
                 let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running { kind, engine, names, pools, open: true });
+                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
                 continue;
             }
             let mut pools = Vec::new();
@@ -821,8 +844,9 @@ impl Core {
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true });
+            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
         }
+        alarms.into_iter().for_each(|number| self.set_alarm(number));
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
@@ -885,6 +909,9 @@ impl Core {
         let record = Arc::clone(change.epochs.record());
         for number in 0..self.engines.len() {
             let Some(survey) = record.surveys.get(number) else { continue };
+            if engine::heals(self.engines[number].kind) {
+                continue;
+            }
             let mut outcomes = Vec::new();
             self.engines[number].engine.on_resume(&mut self.clock, survey, &mut outcomes);
             for outcome in outcomes {
