@@ -92,6 +92,8 @@ pub struct Local<P: Protocol> {
     pub endless: bool,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
+    /// Gangs that were called off: none of their members may start any more.
+    pub off: Vec<Stamp>,
 }
 
 /// One live claim, as its client sees it.
@@ -168,6 +170,7 @@ impl<P: Protocol> Local<P> {
             timeless: false,
             endless: false,
             claims: Vec::new(),
+            off: Vec::new(),
         }
     }
 
@@ -244,7 +247,12 @@ impl<P: Protocol> Local<P> {
                 self.claims.push(client);
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
-            Input::Withdraw { claim } => self.claims.retain(|client| client.claim != *claim),
+            Input::Withdraw { claim } => {
+                self.claims.retain(|client| client.claim != *claim);
+                if P::PROFILE.serves == Service::Gang {
+                    self.off.push(*claim);
+                }
+            }
             Input::Deliver { .. } => {}
             Input::Fire { timer } => {
                 self.timers.remove(timer);
@@ -284,11 +292,24 @@ impl<P: Protocol> Local<P> {
     }
 
     fn granted(&mut self, claim: Stamp, units: &[Unit]) -> Result<(), Violation> {
+        let gang = P::PROFILE.serves == Service::Gang;
+        let share =
+            || units.iter().map(|unit| (unit.pool, kofm_core::Units(1))).collect::<Demand>();
+        if gang && claim.site != self.protocol.me() {
+            // The leader is somewhere else; this is its member's share.
+            let nothing = || std::iter::empty().collect();
+            let client = Client { claim, asked: nothing(), demand: share(), held: true };
+            self.claims.push(client);
+            return Ok(());
+        }
         let waiting = self.claims.iter_mut().find(|client| client.claim == claim && !client.held);
         let Some(client) = waiting else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
         };
         client.held = true;
+        if gang && !units.is_empty() {
+            client.demand = share();
+        }
         if let Some(group) = begun::<P>(units) {
             let seat = (group.seats(), kofm_core::Units(1));
             let rest = client.asked.parts().filter(|part| part.0 != seat.0);
