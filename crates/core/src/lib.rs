@@ -40,11 +40,12 @@
 //! ```
 //!
 //! Where to go from here: [`Protocol`] is the trait, [`protocols`] the list, [`parts`] what
-//! protocols share, [`quorums`] request sets.
+//! protocols share, [`quorums`] request sets, [`epoch`] how a cluster changes.
 #![no_std]
 
 extern crate alloc;
 
+pub mod epoch;
 mod grouping;
 pub mod parts;
 mod protocol;
@@ -55,7 +56,7 @@ mod types;
 
 pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
-    Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
+    Blocker, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price, Profile,
     Protocol, Rejection, Service, step,
 };
 pub use protocols::{Kind, Visitor};

@@ -61,6 +61,16 @@ protocols! {
     quorum_as_printed::QuorumAsPrinted;
     /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
     quorum_as_printed_inquire::QuorumAsPrintedInquire;
+    /// Raynal 1992 §3.2: a semaphore whose count travels with a token.
+    sem_token::SemToken;
+    /// Raynal 1992 §3.3, corrected: a semaphore whose sites permit and count.
+    sem_permission::SemPermission;
+    /// Raynal 1992, annex, to the letter: nobody waits for permissions.
+    sem_permission_as_printed::SemPermissionAsPrinted;
+    /// Raynal 1992 §3.4, corrected: a semaphore with arbiters.
+    sem_quorum::SemQuorum;
+    /// Raynal 1992 §3.4 to the letter: permissions are never called back.
+    sem_quorum_as_printed::SemQuorumAsPrinted;
     /// Cheng 1999, appendix, corrected: groups that share processes take turns.
     groups::Groups;
     /// Cheng 1999 §5, repaired: only groups that want to work are compared.

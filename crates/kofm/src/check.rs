@@ -13,7 +13,7 @@ use kofm_sim::world::Script;
 use serde_json::{Value, json};
 
 use crate::exit::Exit;
-use crate::lab::{self, Lab};
+use crate::lab::{self, Lab, is_semaphore};
 use crate::output::{Progress, WholeFile, grouped, say};
 
 const EXAMPLES: &str = "\
@@ -27,6 +27,9 @@ Examples:
   kofm check --protocol permission --sites 2 --units 2,1 --json
   kofm check --protocol quorum-as-printed --sites 3 --units 2
   kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
+  kofm check --protocol sem-token --sites 3 --units 1 --adds 0,1,1
+  kofm check --protocol sem-permission-as-printed --sites 2 --units 1
+  kofm check --protocol sem-quorum-as-printed --sites 3 --units 1
   kofm check --protocol groups --topology examples/groups/figure9.toml --endless
   kofm check --protocol groups-as-printed --topology examples/groups/figure9.toml
 
@@ -57,6 +60,10 @@ pub(crate) struct Args {
     /// Let holders give back one unit at a time
     #[arg(long)]
     partial: bool,
+    /// How often each site adds to a semaphore, by site: 0,0,2 [default: the last site, once]
+    #[arg(long, value_name = "A", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(..=1_000))]
+    adds: Vec<u32>,
     /// Stop after this many states
     #[arg(long, value_name = "LIMIT", default_value_t = 100_000_000,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
@@ -81,14 +88,21 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
             "--endless is for groups: the order of {name} never ends"
         )));
     }
+    if is_semaphore(kind) && args.partial {
+        return Err(Exit::usage("--partial: nothing is given back to a semaphore"));
+    }
     let cluster = args.lab.cluster(kind)?;
     if cluster.sites > 64 {
         return Err(Exit::usage("--sites: the checker takes at most 64, and hopes for 3"));
     }
-    let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1);
-    let (low, high) = args.lab.amounts(args.k.as_deref(), (1, most))?;
-    let demands = demands(&cluster, low, high)?;
+    let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1).max(1);
+    let (low, high) = args.lab.amounts(kind, args.k.as_deref(), (1, most))?;
+    let semaphore = is_semaphore(kind);
+    let demands =
+        if semaphore { one_of(&cluster, low, high)? } else { demands(&cluster, low, high)? };
     let script = Script {
+        adds: adds(args, semaphore, cluster.sites)?,
+        amounts: if semaphore { demands.clone() } else { Vec::new() },
         slots: args.slots.into(),
         withdraw: args.withdraw,
         partial: args.partial,
@@ -101,14 +115,44 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     visit_on(kind, &cluster.topology, run)
 }
 
+/// Who adds how often to a semaphore.
+fn adds(args: &Args, semaphore: bool, sites: u16) -> Result<Vec<u32>, Exit> {
+    let sites = usize::from(sites);
+    match &args.adds[..] {
+        [_, ..] if !semaphore => {
+            Err(Exit::usage("--adds is for semaphores: nobody adds to a pool"))
+        }
+        [] if !semaphore => Ok(Vec::new()),
+        [] => Ok((1..=sites).map(|site| u32::from(site == sites)).collect()),
+        [each] => Ok(vec![*each; sites]),
+        list if list.len() == sites => Ok(list.to_vec()),
+        _ => Err(Exit::usage(format!("--adds: one number for all sites, or {sites} of them"))),
+    }
+}
+
+/// Each amount of each semaphore.
+fn one_of(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> {
+    let amounts = (high - low) as usize + 1;
+    if amounts.saturating_mul(cluster.pools.len()) > MOST_DEMANDS {
+        return Err(too_many());
+    }
+    let pools = (0..).map(PoolId).take(cluster.pools.len());
+    Ok(pools.flat_map(|pool| (low..=high).map(move |k| Demand::one(pool, k))).collect())
+}
+
+const MOST_DEMANDS: usize = 10_000;
+
+fn too_many() -> Exit {
+    Exit::usage(format!("more than {MOST_DEMANDS} demands to try: narrow --k"))
+}
+
 /// One pool: each amount. Several: each amount or nothing of each, but not nothing of all.
 fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> {
-    const MOST: usize = 10_000;
     let mut list: Vec<Vec<(PoolId, Units)>> = vec![Vec::new()];
     for (pool, units) in (0..).map(PoolId).zip(&cluster.pools) {
         let amounts: Vec<u32> = (low.min(units.0)..=high.min(units.0)).collect();
-        if list.len().saturating_mul(amounts.len() + 1) > MOST {
-            return Err(Exit::usage(format!("more than {MOST} demands to try: narrow --k")));
+        if list.len().saturating_mul(amounts.len() + 1) > MOST_DEMANDS {
+            return Err(too_many());
         }
         let with = |parts: &Vec<(PoolId, Units)>, k: u32| {
             parts.iter().copied().chain([(pool, Units(k))]).collect()

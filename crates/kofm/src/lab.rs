@@ -1,6 +1,7 @@
 //! What `sim` and `check` have in common on the command line.
 
 use clap::Args;
+use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Grouping, Kind, PoolId, Service, SiteId, Units};
@@ -18,9 +19,9 @@ pub(crate) struct Lab {
     /// How many sites
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     sites: Option<u16>,
-    /// Units in the pool; several pools with commas: 4,2
+    /// Units in the pool, or the first value of the semaphore; several with commas: 4,2
     #[arg(long, value_name = "M", value_delimiter = ',',
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     units: Vec<u32>,
     /// Who is linked to whom: full, ring, tree, or a file with a link per line; for groups, a TOML
     /// file with processes and groups, which makes --sites and --units unnecessary
@@ -53,6 +54,9 @@ impl Lab {
             let (asked, names) = (&self.protocol, names.join(", "));
             Exit::usage(format!("there is no protocol `{asked}`: use one of {names}"))
         })?;
+        if self.units.contains(&0) && !is_semaphore(kind) {
+            return Err(Exit::usage("--units 0 is not in 1..=1000000: a pool has a unit"));
+        }
         if self.units.len() > 1 && !kind.profile().full_service {
             let name = kind.name();
             return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
@@ -60,7 +64,8 @@ impl Lab {
         if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
             let name = kind.name();
             return Err(Exit::usage(format!(
-                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum"
+                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum and \
+                 sem-quorum"
             )));
         }
         Ok(kind)
@@ -84,7 +89,7 @@ impl Lab {
             topology,
             ..Cluster::new(sites, 1)
         };
-        self.name_arbiters(&mut cluster)?;
+        self.name_arbiters(kind, &mut cluster)?;
         if kind.profile().serves == Service::Group {
             let wrong = |error| Exit::usage(format!("--sites {sites}: {error}"));
             cluster.groups = Some(cluster.grouping().map_err(wrong)?);
@@ -120,14 +125,15 @@ impl Lab {
     }
 
     /// Puts down what was said about arbiters, if anything was and if it can be done.
-    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
+    fn name_arbiters(&self, kind: Kind, cluster: &mut Cluster) -> Result<(), Exit> {
         let said = self.arbitration();
         if said == Arbitration::default() {
             return Ok(());
         }
         let pools = (0..).map(PoolId).take(self.units.len());
         cluster.arbitration = pools.map(|pool| (pool, said.clone())).collect();
-        RequestSets::check(cluster).map_err(|(_, error)| Exit::usage(error.to_string()))
+        let terms = if is_semaphore(kind) { turns(cluster) } else { cluster.clone() };
+        RequestSets::check(&terms).map_err(|(_, error)| Exit::usage(error.to_string()))
     }
 
     /// The shape as the user named it, where it is not the usual one.
@@ -142,6 +148,7 @@ impl Lab {
     /// Units per claim from `A..B` or `K`, checked against the largest pool.
     pub(crate) fn amounts(
         &self,
+        kind: Kind,
         text: Option<&str>,
         default: (u32, u32),
     ) -> Result<(u32, u32), Exit> {
@@ -151,14 +158,22 @@ impl Lab {
         }
         let (low, high) = text.split_once("..").unwrap_or((text, text));
         let parse = |part: &str| part.parse::<u32>().ok();
-        let most = self.units.iter().copied().max().unwrap_or(1);
+        // What a semaphore has not got, somebody adds.
+        let units = self.units.iter().copied().max().unwrap_or(1);
+        let most = if is_semaphore(kind) { 1_000_000 } else { units };
         match (parse(low), parse(high)) {
             (Some(low), Some(high)) if 1 <= low && low <= high && high <= most => Ok((low, high)),
             _ => Err(Exit::usage(format!(
-                "--k {text}: write K or A..B with 1 <= A <= B <= {most}, the units of the pool"
+                "--k {text}: write K or A..B with 1 <= A <= B <= {most}{}",
+                if is_semaphore(kind) { "" } else { ", the units of the pool" }
             ))),
         }
     }
+}
+
+/// Whether pools are semaphores.
+pub(crate) fn is_semaphore(kind: Kind) -> bool {
+    kind.profile().serves == Service::Semaphore
 }
 
 /// Why a protocol does not take what only some do.
@@ -174,7 +189,10 @@ pub(crate) fn plain_service(kind: Kind) -> Exit {
 /// A protocol and pools for people: `permission, 3 sites, 4 units`.
 pub(crate) fn title(kind: Kind, cluster: &Cluster) -> String {
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
-    let units: Vec<String> =
-        cluster.pools.iter().map(|units| plural(units.0 as usize, "unit")).collect();
+    let units = |units: &Units| match kind.profile().serves {
+        Service::Pool | Service::Group | Service::Gang => plural(units.0 as usize, "unit"),
+        Service::Semaphore => format!("a semaphore of {units}"),
+    };
+    let units: Vec<String> = cluster.pools.iter().map(units).collect();
     format!("{}, {}, {}", kind.name(), plural(cluster.sites.into(), "site"), units.join(" + "))
 }

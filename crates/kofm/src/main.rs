@@ -15,6 +15,7 @@ mod protocols;
 mod quorums;
 mod replay;
 mod run;
+mod sem;
 mod serve;
 mod sim;
 mod top;
@@ -66,6 +67,9 @@ enum Command {
     /// Make, change, list and remove pools
     #[command(subcommand)]
     Pool(pool::Pool),
+    /// Make, use, list and remove semaphores
+    #[command(subcommand)]
+    Sem(sem::Sem),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -103,6 +107,7 @@ impl Command {
             Self::Members(members) => members.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
+            Self::Sem(sem) => sem.run(),
             Self::Sim(args) => sim::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Replay(args) => replay::run(&args),

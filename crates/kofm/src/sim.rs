@@ -23,6 +23,7 @@ Examples:
   kofm sim --protocol permission --sites 5 --units 3 --k 1..3
   kofm sim --protocol permission-lazy --sites 9 --units 8 --think ~1 --hold ~10 --long 0=50
   kofm sim --protocol permission --sites 16 --units 4 --topology ring --json
+  kofm sim --protocol sem-token --sites 9 --units 3 --k 1..5
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
   kofm sim --protocol groups --topology examples/groups/figure9.toml --tables
 
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     /// Time between a release and the next claim
     #[arg(long, value_name = "T", default_value = "~10")]
     think: Span,
-    /// Time that a claim is held
+    /// Time that a claim is held; after that, anybody adds as much to a semaphore
     #[arg(long, value_name = "T", default_value = "~1")]
     hold: Span,
     /// Time that a message travels
@@ -57,7 +58,7 @@ pub(crate) struct Args {
     /// Withdraw a claim that has waited this long [default: never]
     #[arg(long, value_name = "T")]
     patience: Option<Span>,
-    /// Give back one unit half way through, where a claim has several
+    /// Give back one unit half way through, where a claim has several (a semaphore: add it)
     #[arg(long)]
     partial: bool,
     /// Let a site ask this many times as often (repeatable)
@@ -137,7 +138,7 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
         return Err(Exit::usage("--clients: at most 10,000,000 over all sites"));
     }
     Ok(Setup {
-        k: args.lab.amounts(args.k.as_deref(), (1, 1))?,
+        k: args.lab.amounts(kind, args.k.as_deref(), (1, 1))?,
         requests: args.requests,
         clients: args.clients,
         think: args.think,
@@ -264,6 +265,9 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
         "  messages per grant  min {}   mean {:.2}   max {}",
         messages.min, messages.mean, messages.max
     );
+    if report.spread > 0 {
+        let _ = writeln!(text, "  messages of all V   {}", grouped(report.spread));
+    }
     let _ = writeln!(
         text,
         "  wait (link delays)  mean {mean:.2}   p50 {p50:.2}   p99 {p99:.2}   max {max:.2}"

@@ -228,7 +228,7 @@ pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
-    /// `peer-reset` or `pool`.
+    /// `peer-reset`, `pool`, `semaphore`; `taken` and `added` of a semaphore.
     pub event: String,
     /// Where.
     pub site: String,
@@ -285,6 +285,88 @@ pub enum UnitsSpec {
     Names(Vec<String>),
 }
 
+/// A semaphore, counted over all sites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Semaphore {
+    /// Its name.
+    pub name: String,
+    /// What it began with, and all that was added, less all that was taken.
+    pub value: u64,
+    /// How many wait to take from it.
+    pub waiting: u64,
+    /// Who goes next; nobody where nobody waits, or it is about to change.
+    pub head: Option<Head>,
+    /// How it is shared.
+    pub protocol: String,
+}
+
+/// Who goes next at a semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Where it waits.
+    pub site: String,
+    /// Who it is.
+    pub owner: Option<String>,
+    /// What it takes.
+    pub k: u32,
+    /// What has to be added before it can.
+    pub missing: u64,
+    /// How long it has waited.
+    pub waited_ms: u64,
+}
+
+/// The body of `PUT /v1/semaphores/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutSemaphore {
+    /// The value that it begins with.
+    pub value: u64,
+    /// How it is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/p`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub k: u64,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/v`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub m: u64,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// What a P came to: nothing but success, anything else is an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The semaphore.
+    pub name: String,
+    /// What was taken; there is nothing to give back.
+    pub k: u32,
+    /// Always `taken`.
+    pub state: String,
+    /// How long it waited.
+    pub waited_ms: u64,
+}
+
 /// An error of the API. What it says is definite: nothing was changed, unless its text says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -328,6 +410,10 @@ pub enum Code {
     InUse,
     /// The wrong method for this path.
     Method,
+    /// No such semaphore.
+    UnknownSemaphore,
+    /// `wait` has run out.
+    Timeout,
 }
 
 impl Error {
@@ -371,6 +457,28 @@ pub(crate) enum Call {
         claim: Stamp,
     },
     History(usize),
+    /// P: takes from a semaphore, and waits for its turn and for units.
+    Take {
+        /// Names it, so that it can be given up.
+        key: u64,
+        name: String,
+        units: u32,
+        wait: Option<Duration>,
+        owner: Option<String>,
+    },
+    /// Whoever waits under this key is gone.
+    GiveUp(u64),
+    /// V: adds to a semaphore.
+    Add {
+        name: String,
+        units: u32,
+    },
+    Semaphores,
+    /// What happened after so many events, or the next thing that happens within `wait`.
+    Events {
+        after: Option<u64>,
+        wait: Duration,
+    },
 }
 
 /// How a grant is kept.
@@ -394,8 +502,32 @@ pub(crate) enum Answer {
     Leases(Vec<Lease>),
     Queue(Vec<Request>),
     Usage(Vec<Usage>),
-    Ahead { list: Vec<Blocker>, older: u64 },
+    Ahead {
+        list: Vec<Blocker>,
+        older: u64,
+    },
     History(Vec<Happening>),
+    Taken(Taken),
+    Semaphores(Vec<SemaphoreShare>),
+    /// How many happened up to the last of these, and these.
+    Events {
+        next: u64,
+        list: Vec<Happening>,
+    },
+}
+
+/// What one site knows of one semaphore.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SemaphoreShare {
+    pub name: String,
+    pub protocol: String,
+    /// The value that it began with.
+    pub first: u32,
+    /// Units that clients of this site have added and taken.
+    pub added: u64,
+    pub taken: u64,
+    pub waiting: u64,
+    pub head: Option<Head>,
 }
 
 /// What one site has of one pool.

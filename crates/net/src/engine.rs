@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use kofm_core::{
-    Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, Kind, PeerFault, Protocol,
-    Rejection, SiteId, Stamp, Unit, Visitor, step,
+    Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Head, Input, Kind, PeerFault,
+    PoolId, Protocol, Rejection, SiteId, Stamp, Unit, Visitor, step,
 };
 
 /// What enters an engine.
@@ -16,6 +16,7 @@ pub(crate) enum Move {
     Claim { claim: Stamp, demand: Demand },
     Release { claim: Stamp, part: Option<Demand> },
     Withdraw { claim: Stamp },
+    Add { demand: Demand },
     Deliver { from: SiteId, clock: Clock, message: Vec<u8> },
     Fire { timer: Vec<u8> },
 }
@@ -50,6 +51,10 @@ pub(crate) trait Engine: Send {
     fn next_stamp(&self, clock: Clock) -> Stamp;
     fn explain(&self, claim: Stamp) -> Vec<Blocker>;
     fn is_at_rest(&self) -> bool;
+    /// How much may be added to a semaphore.
+    fn room(&self, pool: PoolId) -> u64;
+    /// Whose turn it is at a semaphore, where it is a claim of this site.
+    fn head(&self, pool: PoolId) -> Option<Head>;
 }
 
 /// The engine for a protocol; `None` where it must not run in a site.
@@ -94,6 +99,7 @@ impl<P: Protocol> Engine for Running<P> {
             Move::Claim { claim, demand } => Input::Claim { claim, demand },
             Move::Release { claim, part } => Input::Release { claim, part },
             Move::Withdraw { claim } => Input::Withdraw { claim },
+            Move::Add { demand } => Input::Add { demand },
             Move::Deliver { from, clock, message } => {
                 let message = decode(&message)?;
                 Input::Deliver { from, clock, message }
@@ -115,6 +121,14 @@ impl<P: Protocol> Engine for Running<P> {
 
     fn is_at_rest(&self) -> bool {
         self.protocol.is_at_rest()
+    }
+
+    fn room(&self, pool: PoolId) -> u64 {
+        self.protocol.room(pool)
+    }
+
+    fn head(&self, pool: PoolId) -> Option<Head> {
+        self.protocol.head(pool)
     }
 }
 

@@ -16,12 +16,14 @@
 //! ```
 
 mod core;
+mod events;
 mod metrics;
+mod semaphores;
 mod views;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,6 +38,7 @@ use crate::boottime::Alarm;
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Identity, Mesh};
+pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -53,6 +56,8 @@ struct Inner {
     commands: mpsc::Sender<Command>,
     mesh: Arc<Mesh>,
     events: broadcast::Sender<Arc<api::Happening>>,
+    /// Other sites that report their events here, while somebody listens.
+    followed: Mutex<Weak<events::Followed>>,
     /// What each other site last said of its pools: counted on while it is away.
     usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
     /// All sites of the cluster, where they live in this process: only then can pools be changed
@@ -61,6 +66,8 @@ struct Inner {
     /// One change at a time; the requests that keep units out of pools that were made smaller.
     changing: tokio::sync::Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
+    /// Keys for those who wait to take from a semaphore.
+    takers: AtomicU64,
     _state: Option<StateDir>,
 }
 
@@ -160,10 +167,12 @@ impl Site {
             commands,
             mesh,
             events,
+            followed: Mutex::default(),
             usage: Mutex::default(),
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            takers: AtomicU64::new(0),
             _state: state,
         });
         if alone {
@@ -421,14 +430,6 @@ impl Site {
         self.0.events.subscribe()
     }
 
-    /// Events of all sites in this process, or of this one.
-    pub(crate) fn all_events(&self) -> Vec<broadcast::Receiver<Arc<api::Happening>>> {
-        let together = self.0.together.get();
-        let sites = together.into_iter().flatten().filter_map(Weak::upgrade);
-        let list: Vec<_> = sites.map(|site| site.events.subscribe()).collect();
-        if list.is_empty() { vec![self.events()] } else { list }
-    }
-
     /// Counters, in the text form of Prometheus.
     pub async fn metrics(&self) -> Result<String, api::Error> {
         let (reply, answer) = oneshot::channel();
@@ -545,7 +546,7 @@ impl Site {
         let sites = self.0.together.get().into_iter().flatten();
         let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
         if list.is_empty() {
-            let text = "the pools of a cluster on several machines are fixed by its configuration; \
+            let text = "what a cluster on several machines shares is fixed by its configuration; \
                         change it at all sites and restart them";
             return Err(api::Error::new(Code::Unsupported, text));
         }
@@ -592,6 +593,7 @@ impl Site {
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } => return true,
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
@@ -604,7 +606,9 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Semaphores
             | Call::History(_) => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
@@ -638,7 +642,12 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Take { .. }
+            | Call::GiveUp(_)
+            | Call::Add { .. }
+            | Call::Semaphores
             | Call::History(_)) => self.call(call).await,
         }
     }

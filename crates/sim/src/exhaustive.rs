@@ -11,8 +11,8 @@ use std::hash::{BuildHasher, Hash};
 use hashbrown::{HashMap, HashTable};
 use kofm_core::parts::SiteSet;
 use kofm_core::{
-    Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, Protocol, Service, SiteId,
-    Stamp, Units,
+    Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol, Service,
+    SiteId, Stamp, Units,
 };
 use rustc_hash::FxBuildHasher;
 
@@ -156,6 +156,9 @@ struct Facts<T> {
     /// Whether somebody here will move whatever others do: a holder or a timer.
     stirring: bool,
     at_rest: bool,
+    /// By semaphore: units added and taken here, and the claim of this site whose turn it is.
+    balance: Vec<(u64, u64)>,
+    heads: Vec<Option<Turn>>,
     /// Whether a client may still claim.
     claims: bool,
     /// The groups that its process works for, and those it waits for: any where there is none.
@@ -164,6 +167,12 @@ struct Facts<T> {
     /// Gangs of other sites that it has started for, and own ones that have not started.
     started: Vec<Stamp>,
     unstarted: Vec<Stamp>,
+}
+
+/// A claim whose turn it is at a semaphore.
+struct Turn {
+    units: u64,
+    taken: Option<i64>,
 }
 
 /// What a step comes to.
@@ -366,9 +375,11 @@ impl<'a, P: Protocol> Search<'a, P> {
         let local = self.rows.row(at)[site];
         match self.facts[local as usize].moves[(code.0 & 0xFFFF) as usize] {
             Move::Claim(demand) => Mover::Claim(site, demand),
-            Move::Release(_) | Move::ReleaseOne(_) | Move::Withdraw(_) | Move::Fire(_) => {
-                Mover::Site(site)
-            }
+            Move::Release(_)
+            | Move::ReleaseOne(_)
+            | Move::Withdraw(_)
+            | Move::Add(_)
+            | Move::Fire(_) => Mover::Site(site),
         }
     }
 
@@ -516,18 +527,22 @@ impl<'a, P: Protocol> Search<'a, P> {
                 return Err(Violation::new("together", detail));
             }
         }
+        let quiet = queues.iter().all(|&queue| queue == EMPTY);
+        if P::PROFILE.serves == Service::Semaphore {
+            self.judge_semaphores(locals, quiet)?;
+        }
         if let Some(watch) = &self.watch {
             let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
             watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
         }
-        if queues.iter().any(|&queue| queue != EMPTY) || facts().any(|facts| facts.stirring) {
+        if !quiet || facts().any(|facts| facts.stirring) {
             return Ok(());
         }
         // Whoever works in a group waits for others that may yet come.
         if self.watch.is_some() && facts().any(|facts| facts.claims) {
             return Ok(());
         }
-        if facts().any(|facts| facts.waiting) {
+        if P::PROFILE.serves != Service::Semaphore && facts().any(|facts| facts.waiting) {
             let detail = "a claim waits, nothing is in flight and nobody holds anything";
             return Err(Violation::new("progress", detail));
         }
@@ -536,6 +551,45 @@ impl<'a, P: Protocol> Search<'a, P> {
                 "rest",
                 "no claims and no messages, yet a site is not idle",
             ));
+        }
+        Ok(())
+    }
+
+    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right count;
+    /// and whoever has its turn takes what is there.
+    fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
+        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
+        let mut turns = false;
+        for (pool, initial) in self.cluster.pools.iter().enumerate() {
+            let sum = |side: fn(&(u64, u64)) -> u64| -> u64 {
+                facts().map(|facts| side(&facts.balance[pool])).sum()
+            };
+            let (added, taken) = (sum(|b| b.0), sum(|b| b.1));
+            let Some(value) = (u64::from(initial.0) + added).checked_sub(taken) else {
+                let detail = format!("{taken} units taken of {initial} and {added} added");
+                return Err(Violation::new("value", detail));
+            };
+            let heads = || facts().filter_map(|facts| facts.heads[pool].as_ref());
+            if heads().count() > 1 {
+                let detail = format!("{} claims have their turn at once", heads().count());
+                return Err(Violation::new("turn", detail));
+            }
+            let Some(head) = heads().next() else { continue };
+            turns = true;
+            if let Some(count) = head.taken
+                && u64::try_from(count) != Ok(taken)
+            {
+                let detail = format!("{taken} units taken, and whose turn it is counts {count}");
+                return Err(Violation::new("count", detail));
+            }
+            if quiet && head.units <= value {
+                let detail = "a claim has its turn, there are units, and nothing is in flight";
+                return Err(Violation::new("progress", detail));
+            }
+        }
+        if quiet && !turns && facts().any(|facts| facts.waiting) {
+            let detail = "a claim waits, nothing is in flight and nobody has its turn";
+            return Err(Violation::new("progress", detail));
         }
         Ok(())
     }
@@ -598,6 +652,13 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
             }
         }
     }
+    let turn = |pool| {
+        let head = local.protocol.head(pool)?;
+        let mine = local.claims.iter().find(|client| client.claim == head.claim);
+        let units = mine.map_or(0, |client| u64::from(client.demand.units(pool).0));
+        Some(Turn { units, taken: head.taken })
+    };
+    let semaphores = (0..).map(PoolId).take(local.balance.len());
     let moves = local.moves(script);
     let group = |held| {
         let clients = local.claims.iter().filter(move |client| client.held == held);
@@ -616,6 +677,8 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         works: group(true).flatten().filter(|_| groups).collect(),
         waits: group(false).filter(|_| groups).collect(),
         moves,
+        balance: local.balance.clone(),
+        heads: semaphores.map(turn).collect(),
         held,
         live: !local.claims.is_empty(),
         waiting: local.claims.iter().any(|client| !client.held),

@@ -1,7 +1,7 @@
 //! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
 //! thinks of itself.
 
-use kofm_core::{Cluster, Demand, Fence, Grouping, PoolId, Stamp, Unit, Units};
+use kofm_core::{Cluster, Demand, Fence, Grouping, Head, PoolId, Service, Stamp, Unit, Units};
 
 use crate::gangs::Gangs;
 use crate::groups;
@@ -11,6 +11,8 @@ use crate::world::Violation;
 #[derive(Clone, Debug)]
 pub struct Oracle {
     pools: Vec<PoolView>,
+    /// Whether pools are semaphores: units are what there ever was, held what was ever taken.
+    semaphores: bool,
     claims: Vec<Seen>,
     /// Numbers of the claims of each site, in the order of their stamps.
     by_site: Vec<Vec<(u64, u32)>>,
@@ -29,6 +31,8 @@ pub struct Oracle {
 struct PoolView {
     units: u64,
     held: u64,
+    /// What was added to a semaphore.
+    added: u64,
     /// For each amount, the largest fence that a grant of that amount or more had. Beyond
     /// `FENCED_AMOUNTS` only the amounts that conflict with everything are told apart.
     fence_of: Vec<u64>,
@@ -55,14 +59,16 @@ const KEPT: usize = 20;
 
 impl Oracle {
     /// Nothing seen yet.
-    pub fn new(cluster: &Cluster) -> Self {
+    pub fn new(cluster: &Cluster, serves: Service) -> Self {
         let view = |&units: &Units| {
             let units = u64::from(units.0);
-            let amounts = if units <= FENCED_AMOUNTS { index(units) + 1 } else { 0 };
-            PoolView { units, held: 0, fence_of: vec![0; amounts], named: Vec::new() }
+            let fenced = serves == Service::Pool && units <= FENCED_AMOUNTS;
+            let amounts = if fenced { index(units) + 1 } else { 0 };
+            PoolView { units, held: 0, added: 0, fence_of: vec![0; amounts], named: Vec::new() }
         };
         Self {
             pools: cluster.pools.iter().map(view).collect(),
+            semaphores: serves == Service::Semaphore,
             claims: Vec::new(),
             by_site: vec![Vec::new(); usize::from(cluster.sites)],
             waiting: Vec::new(),
@@ -81,12 +87,12 @@ impl Oracle {
         let pools = cluster.pools.iter().copied().chain(seats).collect();
         let seated = Cluster { pools, ..cluster.clone() };
         let groups = Some(groups::Seen::new(grouping, strict));
-        Self { groups, real: cluster.pools.len(), ..Self::new(&seated) }
+        Self { groups, real: cluster.pools.len(), ..Self::new(&seated, Service::Group) }
     }
 
     /// The same, for a protocol that serves gangs: with the seats of all sites.
     pub(crate) fn of_gangs(cluster: &Cluster, gangs: &Gangs) -> Self {
-        Self { real: cluster.pools.len(), ..Self::new(&gangs.seated(cluster)) }
+        Self { real: cluster.pools.len(), ..Self::new(&gangs.seated(cluster), Service::Gang) }
     }
 
     /// A claim was made; says its number.
@@ -136,11 +142,13 @@ impl Oracle {
         for (pool, k) in demand.parts() {
             let view = &mut self.pools[pool.index()];
             view.held += u64::from(k.0);
-            let (held, capacity) = (view.held, view.units);
+            let (held, capacity) = (view.held, view.units + view.added);
             if pool.index() < self.real {
-                self.max_in_use = self.max_in_use.max(held);
+                self.max_in_use = self.max_in_use.max(held.saturating_sub(view.added));
             }
-            if held > capacity {
+            if self.semaphores && held > capacity {
+                self.violate("value", format!("{held} units of {pool} taken, {capacity} given"));
+            } else if held > capacity {
                 self.violate("capacity", format!("{held} units of {pool} held, it has {capacity}"));
             }
             self.check_fence(claim, fence, pool.index(), k.0);
@@ -149,9 +157,31 @@ impl Oracle {
             self.check_names(claim, fence, &demand, units);
         }
         let seen = &mut self.claims[number as usize];
-        seen.held = true;
+        // What is taken from a semaphore is taken, and the claim is over.
+        seen.held = !self.semaphores;
+        seen.over = self.semaphores;
         seen.units = units.to_vec();
         Some(number)
+    }
+
+    /// Somebody added to a semaphore.
+    pub fn added(&mut self, demand: &Demand) {
+        for (pool, units) in demand.parts() {
+            self.pools[pool.index()].added += u64::from(units.0);
+        }
+    }
+
+    /// A claim has its turn at a semaphore, and its site says what it counts.
+    pub fn turn(&mut self, pool: PoolId, head: &Head) {
+        let taken = self.pools[pool.index()].held;
+        if let Some(count) = head.taken
+            && u64::try_from(count) != Ok(taken)
+        {
+            let claim = head.claim;
+            let detail =
+                format!("{taken} units of {pool} taken, {claim} has its turn with {count}");
+            self.violate("count", detail);
+        }
     }
 
     /// A grant in a group says which: from then on its seat is held with the rest.

@@ -22,6 +22,8 @@ pub struct Report {
     pub rejected: u64,
     /// Messages sent, each hop counted.
     pub messages: u64,
+    /// Messages of them that told everybody of an addition, and served no claim.
+    pub spread: u64,
     /// Steps taken.
     pub events: u64,
     /// Messages charged to each claim, by its number.
@@ -64,6 +66,7 @@ impl Report {
             withdrawn: 0,
             rejected: 0,
             messages: 0,
+            spread: 0,
             events: 0,
             charges: Vec::new(),
             granted: Vec::new(),
@@ -102,7 +105,7 @@ impl Report {
         let charges = || self.granted.iter().map(|&number| self.charges[number as usize]);
         Range {
             min: charges().min().unwrap_or(0),
-            mean: ratio(self.messages, self.grants()),
+            mean: ratio(self.messages - self.spread, self.grants()),
             max: charges().max().unwrap_or(0),
         }
     }

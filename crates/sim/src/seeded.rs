@@ -133,6 +133,12 @@ enum Event<M, T> {
         client: u32,
         claim: Stamp,
     },
+    /// Somebody adds to a semaphore what a client has done with; that one thinks again.
+    Add {
+        site: SiteId,
+        demand: Demand,
+        client: Option<u32>,
+    },
     Fire {
         site: SiteId,
         timer: T,
@@ -195,7 +201,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
         let mut clients = usize::from(cluster.sites) * setup.clients as usize;
-        let mut oracle = Oracle::new(cluster);
+        let mut oracle = Oracle::new(cluster, P::PROFILE.serves);
         let mut cast = None;
         if P::PROFILE.serves == Service::Group {
             let grouping = cluster.grouping().expect("checked by whoever made the cluster");
@@ -240,6 +246,16 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 self.think(client);
             }
         }
+        if P::PROFILE.serves == Service::Semaphore {
+            // So much that the largest claim is served in the end.
+            for (pool, units) in (0..).map(PoolId).zip(&self.setup.cluster.pools) {
+                let more = self.setup.k.1.saturating_sub(units.0);
+                if more > 0 {
+                    let (site, demand) = (self.anywhere(), Demand::one(pool, more));
+                    self.schedule(self.now, Event::Add { site, demand, client: None });
+                }
+            }
+        }
         for &fault in &self.setup.faults {
             self.strikes += 1;
             let at = self.weather.next(self.now);
@@ -272,6 +288,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 Event::Claim { .. }
                 | Event::Release { .. }
                 | Event::GiveUp { .. }
+                | Event::Add { .. }
                 | Event::Fire { .. }
                 | Event::Part { .. }
                 | Event::Strike { .. } => None,
@@ -297,6 +314,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client } => self.claim(client, observer),
             Event::Release { client, claim, part } => self.release(client, claim, part, observer),
             Event::GiveUp { client, claim } => self.give_up(client, claim, observer),
+            Event::Add { site, demand, client } => {
+                self.oracle.added(&demand);
+                self.step(site, Input::Add { demand }, observer);
+                if let Some(client) = client {
+                    self.think(client);
+                }
+            }
             Event::Fire { site, timer, armed } => {
                 if self.timers.get(&(site, timer)) == Some(&armed) {
                     self.timers.remove(&(site, timer));
@@ -317,7 +341,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client }
             | Event::Release { client, .. }
             | Event::GiveUp { client, .. } => (self.home(*client), None),
-            Event::Fire { site, .. } | Event::Part { site, .. } => (*site, None),
+            Event::Add { site, .. } | Event::Fire { site, .. } | Event::Part { site, .. } => {
+                (*site, None)
+            }
             Event::Strike { .. } => return self.now,
         };
         self.weather.clear_at(site, from, self.now)
@@ -387,6 +413,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.requests += 1;
         let demand = match &self.cast {
             Some(cast) => cast.demand(client, site),
+            None if P::PROFILE.serves == Service::Semaphore => {
+                draw_one(self.setup, &mut self.demands)
+            }
             None => draw_demand(self.setup, &mut self.demands),
         };
         let (total, demand) = match &self.gangs {
@@ -455,6 +484,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.carry_out(site, effect);
         }
         self.out = out;
+        if P::PROFILE.serves == Service::Semaphore {
+            for pool in (0..).map(PoolId).take(self.setup.cluster.pools.len()) {
+                if let Some(head) = self.sites[site.index()].0.head(pool) {
+                    self.oracle.turn(pool, &head);
+                }
+            }
+        }
         if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
         }
@@ -466,6 +502,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 self.report.messages += 1;
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
+                } else if P::PROFILE.serves == Service::Semaphore {
+                    self.report.spread += 1;
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);
                 let at = self.links.deliver_at(site, to, self.now + delay);
@@ -539,11 +577,33 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.granted.push(number);
         let factor = factor(&self.setup.long, site);
         let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
+        if P::PROFILE.serves == Service::Semaphore {
+            return self.taken(client, number, hold);
+        }
         if self.setup.partial && self.gangs.is_none() && self.oracle.units(number) > 1 {
             let half = self.now + hold / 2;
             self.schedule(half, Event::Release { client, claim, part: true });
         }
         self.schedule(self.now + hold, Event::Release { client, claim, part: false });
+    }
+
+    /// Units were taken from a semaphore. Anybody may add them again: who does is drawn.
+    fn taken(&mut self, client: u32, number: u32, hold: Time) {
+        self.clients[client as usize] = None;
+        let (pool, mut units) = (self.oracle.first_pool(number), self.oracle.units(number));
+        if self.setup.partial && units > 1 {
+            units -= 1;
+            let (site, demand) = (self.anywhere(), Demand::one(pool, 1));
+            self.schedule(self.now + hold / 2, Event::Add { site, demand, client: None });
+        }
+        let units = u32::try_from(units).expect("a claim is for no more");
+        let (site, demand) = (self.anywhere(), Demand::one(pool, units));
+        self.schedule(self.now + hold, Event::Add { site, demand, client: Some(client) });
+    }
+
+    fn anywhere(&mut self) -> SiteId {
+        let site = self.times.below(self.setup.cluster.sites.into());
+        SiteId(u16::try_from(site).expect("below the number of sites"))
     }
 
     fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
@@ -605,6 +665,15 @@ impl Links {
 
 fn factor(list: &[(SiteId, f64)], site: SiteId) -> f64 {
     list.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1)
+}
+
+/// One of the semaphores, and k of it.
+fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
+    let count = setup.cluster.pools.len() as u64;
+    let pool = if count > 1 { rng.below(count) } else { 0 };
+    let k = rng.between(setup.k.0.into(), setup.k.1.into());
+    let small = "they came from such numbers";
+    Demand::one(PoolId(u16::try_from(pool).expect(small)), u32::try_from(k).expect(small))
 }
 
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.

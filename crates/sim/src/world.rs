@@ -25,6 +25,10 @@ pub struct Script {
     pub withdraw: bool,
     /// Whether a holder may give back one unit at a time.
     pub partial: bool,
+    /// How often each site adds to a semaphore, by site; nowhere where it is empty.
+    pub adds: Vec<u32>,
+    /// What may be added at once.
+    pub amounts: Vec<Demand>,
     /// What each site may ask for, and how often, where sites differ; each demand is live once at
     /// a time. Empty where all may ask for the same.
     pub own: Vec<Vec<(Demand, u32)>>,
@@ -45,6 +49,8 @@ impl Script {
             slots: 1,
             withdraw: false,
             partial: false,
+            adds: Vec::new(),
+            amounts: Vec::new(),
             own: Vec::new(),
             timeless: false,
             endless: false,
@@ -94,6 +100,10 @@ pub struct Local<P: Protocol> {
     pub claims: Vec<Client>,
     /// Gangs that were called off: none of their members may start any more.
     pub off: Vec<Stamp>,
+    /// Times that its clients have still to add to a semaphore.
+    pub adds: u32,
+    /// Units that its clients have added to semaphores and taken from them, by pool.
+    pub balance: Vec<(u64, u64)>,
 }
 
 /// One live claim, as its client sees it.
@@ -120,6 +130,8 @@ pub enum Move<T> {
     ReleaseOne(usize),
     /// Give up waiting.
     Withdraw(usize),
+    /// Add the amount of this number in the script to a semaphore.
+    Add(usize),
     /// A timer fires.
     Fire(T),
 }
@@ -171,6 +183,11 @@ impl<P: Protocol> Local<P> {
             endless: false,
             claims: Vec::new(),
             off: Vec::new(),
+            adds: 0,
+            balance: match P::PROFILE.serves {
+                Service::Pool | Service::Group | Service::Gang => Vec::new(),
+                Service::Semaphore => vec![(0, 0); cluster.pools.len()],
+            },
         }
     }
 
@@ -195,6 +212,9 @@ impl<P: Protocol> Local<P> {
         }
         if self.rounds > 0 && self.claims.len() < script.slots {
             list.extend((0..script.demands.len()).map(Move::Claim));
+        }
+        if self.adds > 0 {
+            list.extend((0..script.amounts.len()).map(Move::Add));
         }
         for (i, client) in self.claims.iter().enumerate() {
             if client.held {
@@ -225,6 +245,7 @@ impl<P: Protocol> Local<P> {
                 Input::Release { claim: client.claim, part: Some(Demand::one(pool, 1)) }
             }
             Move::Withdraw(i) => Input::Withdraw { claim: self.claims[i].claim },
+            Move::Add(i) => Input::Add { demand: script.amounts[i].clone() },
             Move::Fire(timer) => Input::Fire { timer },
         }
     }
@@ -251,6 +272,12 @@ impl<P: Protocol> Local<P> {
                 self.claims.retain(|client| client.claim != *claim);
                 if P::PROFILE.serves == Service::Gang {
                     self.off.push(*claim);
+                }
+            }
+            Input::Add { demand } => {
+                self.adds = self.adds.saturating_sub(1);
+                for (pool, units) in demand.parts() {
+                    self.balance[pool.index()].0 += u64::from(units.0);
                 }
             }
             Input::Deliver { .. } => {}
@@ -302,10 +329,18 @@ impl<P: Protocol> Local<P> {
             self.claims.push(client);
             return Ok(());
         }
-        let waiting = self.claims.iter_mut().find(|client| client.claim == claim && !client.held);
-        let Some(client) = waiting else {
+        let waits = |client: &Client| client.claim == claim && !client.held;
+        let Some(place) = self.claims.iter().position(waits) else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
         };
+        if P::PROFILE.serves == Service::Semaphore {
+            // What is taken from a semaphore is taken, and the claim is over.
+            for (pool, units) in self.claims.remove(place).demand.parts() {
+                self.balance[pool.index()].1 += u64::from(units.0);
+            }
+            return Ok(());
+        }
+        let client = &mut self.claims[place];
         client.held = true;
         if gang && !units.is_empty() {
             client.demand = share();
@@ -339,7 +374,10 @@ pub struct World<P: Protocol> {
 impl<P: Protocol> World<P> {
     /// All sites at rest.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
-        let local = |me: SiteId| Local::scripted(me, cluster, script);
+        let local = |me: SiteId| Local {
+            adds: script.adds.get(me.index()).copied().unwrap_or(0),
+            ..Local::scripted(me, cluster, script)
+        };
         let sites = usize::from(cluster.sites);
         Self {
             locals: cluster.all().map(local).collect(),
@@ -456,7 +494,7 @@ impl<P: Protocol> Exact<P> {
             Input::Release { claim, .. } | Input::Withdraw { claim } => {
                 *claim = self.stamps.get(claim).copied().unwrap_or(*claim);
             }
-            Input::Fire { .. } => {}
+            Input::Add { .. } | Input::Fire { .. } => {}
         }
         let mut out = Effects::default();
         // A refusal is the world's to report.

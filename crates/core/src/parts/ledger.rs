@@ -13,6 +13,7 @@ use core::ops::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, SiteSet};
+use crate::epoch::Survey;
 use crate::protocol::{Blocker, PeerFault};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -24,10 +25,15 @@ pub struct Ledger {
     pools: Vec<Queues>,
     /// Own claims, waiting and held.
     claims: BTreeMap<Stamp, Own>,
+    /// Foreign claims that were held when the epoch began. They count before everybody, and their
+    /// sites say when they shrink without being asked.
+    carried: BTreeSet<Stamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Queues {
+    /// Units of the pool, with those that nobody may use at present.
+    units: Units,
     mine: Line,
     all: Line,
     /// Own claims on this pool that wait.
@@ -74,18 +80,57 @@ pub struct Ahead {
 impl Ledger {
     /// An empty book.
     pub fn new(me: SiteId, cluster: &Cluster) -> Self {
-        let queues = |&units: &Units| Queues {
-            mine: Line::new(units.saturating_sub(Units(1))),
-            all: Line::new(units),
+        Self::with(me, cluster, |_, units| units)
+    }
+
+    fn with(me: SiteId, cluster: &Cluster, usable: impl Fn(PoolId, Units) -> Units) -> Self {
+        let queues = |(id, &units): (PoolId, &Units)| Queues {
+            units,
+            mine: Line::new(usable(id, units).saturating_sub(Units(1))),
+            all: Line::new(usable(id, units)),
             waiting: BTreeSet::new(),
             asked: BTreeSet::new(),
         };
         Self {
             me,
             sites: cluster.sites,
-            pools: cluster.pools.iter().map(queues).collect(),
+            pools: (0..).map(PoolId).zip(&cluster.pools).map(queues).collect(),
             claims: BTreeMap::new(),
+            carried: BTreeSet::new(),
         }
+    }
+
+    /// The book as an epoch begins: everybody knows all claims, and hears when they shrink.
+    ///
+    /// What is held counts before everybody. It may be younger than a claim that waits, and where
+    /// there are fewer units than before, both together may be too many.
+    pub fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut book = Self::with(me, cluster, |pool, _| survey.usable(cluster, pool));
+        for (&claim, standing) in &survey.claims {
+            let own = claim.site == me;
+            let held = standing.held.is_some();
+            for (pool, units) in standing.demand.parts() {
+                let queues = &mut book.pools[pool.index()];
+                if own {
+                    queues.mine.set(claim, units);
+                }
+                if held {
+                    queues.all.reserve(claim, units);
+                } else {
+                    queues.all.set(claim, units);
+                    if own {
+                        queues.waiting.insert(claim);
+                    }
+                }
+            }
+            if own {
+                let tell = cluster.others(me).map(|site| (site, claim)).collect();
+                book.claims.insert(claim, Own { demand: standing.demand.clone(), held, tell });
+            } else if held {
+                book.carried.insert(claim);
+            }
+        }
+        book
     }
 
     /// Whose book it is.
@@ -95,7 +140,7 @@ impl Ledger {
 
     /// Units in `pool`.
     pub fn capacity(&self, pool: PoolId) -> Option<Units> {
-        self.pools.get(pool.index()).map(|queues| queues.all.capacity())
+        self.pools.get(pool.index()).map(|queues| queues.units)
     }
 
     /// Whether there are no claims in it, own or foreign, and nobody waits for an answer.
@@ -297,7 +342,7 @@ impl Ledger {
             let all = &mut self.pools[ahead.pool.index()].all;
             if ahead.late {
                 all.reserve(ahead.claim, ahead.units);
-            } else {
+            } else if !self.carried.contains(&ahead.claim) {
                 all.set(ahead.claim, ahead.units);
             }
         }
@@ -308,6 +353,9 @@ impl Ledger {
         for (pool, units) in part.parts() {
             let over = left.units(pool).is_zero();
             self.pools[pool.index()].all.take(claim, (!over).then_some(units));
+        }
+        if left.is_empty() {
+            self.carried.remove(&claim);
         }
     }
 
@@ -327,7 +375,7 @@ impl Ledger {
                 }));
             }
             // A site that has not answered may have everything.
-            let units = all.capacity();
+            let units = self.pools[pool.index()].units;
             list.extend(unanswered.iter().map(|site| Blocker { site, pool, units, claim: None }));
         }
         list

@@ -58,6 +58,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
@@ -144,7 +145,7 @@ impl Protocol for Permission {
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         Self {
             ledger: Ledger::new(me, cluster),
-            routes: Routes::new(me, cluster.sites, &cluster.topology),
+            routes: Routes::new(me, cluster),
             unanswered: BTreeMap::new(),
             asked: BTreeMap::new(),
         }
@@ -209,6 +210,21 @@ impl Protocol for Permission {
 
     fn is_at_rest(&self) -> bool {
         self.ledger.is_empty() && self.unanswered.is_empty() && self.asked.is_empty()
+    }
+
+    /// Everybody knows all claims, so nobody is asked.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let ledger = Ledger::resume(me, cluster, survey);
+        let waiting = ledger.claims().filter(|(_, own)| !own.held);
+        let unanswered = waiting.map(|(claim, _)| (claim, SiteSet::new())).collect();
+        Self { ledger, routes: Routes::new(me, cluster), unanswered, asked: BTreeMap::new() }
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        let waiting: Vec<Stamp> = self.unanswered.keys().copied().collect();
+        for claim in waiting {
+            self.try_grant(claim, out);
+        }
     }
 }
 

@@ -39,8 +39,7 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links between sites that do not crash. What to do when one leaves is
-//! `resume`. On other topologies than the full one its messages are routed.
+//! Reliable first-in first-out links between sites that do not crash. On other topologies than the full one its messages are routed.
 //!
 //! # Why it is safe
 //!
@@ -89,10 +88,10 @@ use serde::{Deserialize, Serialize};
 
 use self::board::Board;
 pub use self::board::Stock;
-pub use self::epoch::Survey;
 use self::pool::Pool;
 pub use self::pool::{Ask, Trail};
 pub use self::rules::{Rules, Sound};
+use crate::epoch::Survey;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -161,14 +160,11 @@ impl<R: Rules> Protocol for Roaming<R> {
     type Timer = ();
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
-        let pools = (0..).map(PoolId).zip(&cluster.pools);
-        // With one unit the board cannot choose, and is right without.
-        let notes = |units: Units| units.0 > 1 && cluster.sites >= R::NOTES_FROM;
-        let pool = |(id, &units): (PoolId, &Units)| {
-            Pool::new(id, units.0, cluster.sites, me, notes(units))
-        };
-        let pools = pools.map(pool).collect();
-        Self { me, sites: cluster.sites, pools, claims: BTreeMap::new(), rules: PhantomData }
+        let mut fresh = Self::empty(me, cluster);
+        for pool in &mut fresh.pools {
+            pool.deal_out(me, cluster.sites);
+        }
+        fresh
     }
 
     fn me(&self) -> SiteId {
@@ -182,10 +178,7 @@ impl<R: Rules> Protocol for Roaming<R> {
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
         let mut turn = Turn::default();
         for (id, units) in demand.parts() {
-            let pool = self.touch(id, &mut turn);
-            pool.queue.add(claim, units.0);
-            pool.needs.entry(units.0).or_default().insert(claim);
-            pool.needed += u64::from(units.0);
+            self.touch(id, &mut turn).enter(claim, units.0);
             turn.fresh.push((id, claim));
             turn.short.push(id);
         }
@@ -209,6 +202,10 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for unit in freed {
             let pool = self.touch(unit.pool, &mut turn);
+            if unit.number >= pool.capacity {
+                // The pool was made smaller while it was in use.
+                continue;
+            }
             pool.idle.push_back(unit.number);
             pool.queue.grow(1);
         }
@@ -295,6 +292,18 @@ impl<R: Rules> Protocol for Roaming<R> {
                 assert!(pool.covered(oldest) >= u64::from(units), "{oldest} is covered");
             }
         }
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        Some(self.idle())
+    }
+
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        Self::begin(me, cluster, survey)
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        self.go_on(out);
     }
 }
 
@@ -411,6 +420,17 @@ impl Pool {
 }
 
 impl<R: Rules> Roaming<R> {
+    /// Pools without units.
+    fn empty(me: SiteId, cluster: &Cluster) -> Self {
+        // With one unit the board cannot choose, and is right without.
+        let notes = |units: Units| units.0 > 1 && cluster.sites >= R::NOTES_FROM;
+        let pools = (0..).map(PoolId).zip(&cluster.pools);
+        let pool =
+            |(id, &units): (PoolId, &Units)| Pool::new(id, units.0, cluster.sites, notes(units));
+        let pools = pools.map(pool).collect();
+        Self { me, sites: cluster.sites, pools, claims: BTreeMap::new(), rules: PhantomData }
+    }
+
     fn touch(&mut self, id: PoolId, turn: &mut Turn) -> &mut Pool {
         let pool = &mut self.pools[id.index()];
         if turn.touched.iter().all(|touched| touched.0 != id) {

@@ -4,20 +4,22 @@
 //! here waits.
 
 mod engines;
+mod events;
 mod inputs;
 mod leases;
 mod requests;
+mod semaphores;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::api::{self, Answer, Call, Hold, State};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, PoolConfig};
+use crate::config::{Config, PoolConfig, SemaphoreConfig};
 use crate::engine::{Engine, Move, Outcome};
 use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
@@ -31,6 +33,8 @@ const MAX_ENDED: usize = 10_000;
 const MAX_HISTORY: usize = 10_000;
 /// Questions to other sites that may be open.
 const MAX_ASKS: usize = 20_000;
+/// Sites that may wait for the next event.
+const MAX_LISTENERS: usize = 1000;
 /// Clients that may watch one request.
 const MAX_WATCHERS: usize = 16;
 /// How long a new request is given before its client is told that it waits.
@@ -83,6 +87,26 @@ pub(crate) enum Command {
         name: String,
         reply: oneshot::Sender<bool>,
     },
+    AddSemaphore {
+        name: String,
+        semaphore: SemaphoreConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+    /// Lets clients use it, or again after it was closed.
+    OpenSemaphore {
+        name: String,
+        new: bool,
+    },
+    /// Lets nobody use it; says how many wait.
+    CloseSemaphore {
+        name: String,
+        reply: oneshot::Sender<u64>,
+    },
+    /// Says whether it was there; nobody waits for it.
+    RemoveSemaphore {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
     Drain,
 }
 
@@ -103,6 +127,12 @@ pub(crate) struct Core {
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
 
+    pub(super) semaphores: Vec<semaphores::Semaphore>,
+    semaphore_by_name: HashMap<Arc<str>, usize>,
+    /// Whoever waits to take from a semaphore, by the key of the call and by claim.
+    takers: HashMap<u64, semaphores::Taker>,
+    taker_by_claim: HashMap<(usize, Stamp), u64>,
+
     pub(super) requests: HashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
     /// Stamps are unique within an engine: some protocols keep a clock of their own.
@@ -121,6 +151,9 @@ pub(crate) struct Core {
     outcomes: Vec<Outcome>,
     effects: Vec<names::Effect>,
 
+    /// Events since the site started, and who waits for the next.
+    happened: u64,
+    listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
     pub(super) history: VecDeque<Arc<api::Happening>>,
@@ -134,7 +167,7 @@ struct Running {
     kind: Kind,
     engine: Box<dyn Engine>,
     names: Names,
-    /// The site's number of each of its pools.
+    /// The site's number of each of its pools, or semaphores.
     pools: Vec<usize>,
     /// Pools were added to the table first, and are opened when all sites have them.
     open: bool,
@@ -241,6 +274,8 @@ enum Timer {
     Lease(u64),
     Deadline(u64),
     Watch(u64),
+    Listen,
+    Taker(u64),
     Protocol(usize, Vec<u8>),
 }
 
@@ -269,6 +304,10 @@ impl Core {
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
+            semaphores: Vec::new(),
+            semaphore_by_name: HashMap::new(),
+            takers: HashMap::new(),
+            taker_by_claim: HashMap::new(),
             requests: HashMap::new(),
             by_id: HashMap::new(),
             by_claim: HashMap::new(),
@@ -283,6 +322,8 @@ impl Core {
             todo: VecDeque::new(),
             outcomes: Vec::new(),
             effects: Vec::new(),
+            happened: 0,
+            listeners: Vec::new(),
             asks: HashMap::new(),
             next_ask: 0,
             history: VecDeque::new(),
@@ -298,6 +339,12 @@ impl Core {
             let pools: Vec<_> = pools.map(|(name, pool)| (name.clone(), pool.clone())).collect();
             if !pools.is_empty() {
                 core.add_engine(kind, pools, true);
+            }
+            let semaphores = config.semaphores.iter().filter(|(_, it)| it.protocol == kind);
+            let semaphores: Vec<_> =
+                semaphores.map(|(name, it)| (name.clone(), it.clone())).collect();
+            if !semaphores.is_empty() {
+                core.add_semaphores(kind, semaphores, true);
             }
         }
         core
@@ -343,6 +390,8 @@ impl Core {
                 Timer::Lease(key) => self.expire(key),
                 Timer::Deadline(key) => self.run_out(key),
                 Timer::Watch(key) => self.answer_watcher(key, number),
+                Timer::Listen => self.stop_listening(number),
+                Timer::Taker(key) => self.stop_taking(key),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));
@@ -403,37 +452,6 @@ impl Core {
 
     pub(super) fn protocols(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
         self.engines.iter().map(|it| (it.kind.name(), it.engine.is_at_rest()))
-    }
-
-    pub(super) fn happening(&self, event: &str, key: Option<u64>) -> api::Happening {
-        let request = key.and_then(|key| self.requests.get(&key));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let lease = request.and_then(|request| request.lease.as_ref());
-        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
-        api::Happening {
-            at_ms: millis(since),
-            event: event.to_owned(),
-            site: self.site.to_string(),
-            request: request.map(|request| request.id.to_string()),
-            owner: request.and_then(|request| text(&request.owner)),
-            reason: request.and_then(|request| text(&request.reason)),
-            want: request.map(|request| self.want_view(request)).unwrap_or_default(),
-            units: lease.map(|lease| self.units_view(lease)).unwrap_or_default(),
-            fence: lease.map(|lease| lease.fence),
-            waited_ms: request.map(|request| millis(request.waited)),
-            held_ms: None,
-            cause: None,
-        }
-    }
-
-    fn record(&mut self, happening: api::Happening) {
-        let happening = Arc::new(happening);
-        self.history.push_back(Arc::clone(&happening));
-        if self.history.len() > MAX_HISTORY {
-            self.history.pop_front();
-        }
-        // Nobody may be listening; who listens too slowly is told so.
-        self.events.send(happening).ok();
     }
 }
 

@@ -95,6 +95,19 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
         let secs = oldest.map_or(0.0, |it| now.since(it.submitted).as_secs_f64());
         out.put("kofm_oldest_wait_seconds", &[("pool", &pool.name)], secs);
     }
+    let semaphores = || core.semaphores.iter().filter(|it| !it.gone);
+    out.head("kofm_semaphore_waiting", "gauge", "P that wait at this site.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_waiting", &[("semaphore", &it.name)], it.waiting.len());
+    }
+    out.head("kofm_semaphore_taken_total", "counter", "Units that clients of this site took.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], it.taken);
+    }
+    out.head("kofm_semaphore_added_total", "counter", "Units that clients of this site added.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], it.added);
+    }
     for (name, help, value) in [
         ("kofm_requests_total", "Requests taken on.", metrics.submitted),
         ("kofm_requests_refused_total", "Requests refused at once.", metrics.refused),

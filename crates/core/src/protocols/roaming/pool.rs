@@ -1,6 +1,7 @@
 //! What a site knows of one pool: the units it owns, who wants them, what it is owed.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +69,9 @@ pub struct Ask {
 }
 
 impl Pool {
-    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId, notes: bool) -> Self {
-        let mut pool = Self {
+    /// A pool of which nothing is here.
+    pub(super) fn new(id: PoolId, units: u32, sites: u16, notes: bool) -> Self {
+        Self {
             id,
             capacity: units,
             owned: BTreeMap::new(),
@@ -86,15 +88,27 @@ impl Pool {
             notes,
             probed: 0,
             crowd: 0,
-        };
-        if pool.desk == me {
-            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
-            pool.board = Some(Board::new(owners, sites, notes));
         }
-        for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
-            pool.own(unit, 0);
+    }
+
+    /// Takes what is this site's at the start.
+    pub(super) fn deal_out(&mut self, me: SiteId, sites: u16) {
+        let first = |unit| first_owner(self.id, unit, sites);
+        if self.desk == me {
+            let owners = (0..self.capacity).map(first);
+            self.board = Some(Board::new(owners, sites, self.notes));
         }
-        pool
+        let mine: Vec<u32> = (0..self.capacity).filter(|&unit| first(unit) == me).collect();
+        for unit in mine {
+            self.own(unit, 0);
+        }
+    }
+
+    /// An own claim waits from now on.
+    pub(super) fn enter(&mut self, claim: Stamp, units: u32) {
+        self.queue.add(claim, units);
+        self.needs.entry(units).or_default().insert(claim);
+        self.needed += u64::from(units);
     }
 
     /// Owns a unit from now on, idle.

@@ -112,6 +112,7 @@ impl Core {
             Move::Claim { .. }
             | Move::Release { .. }
             | Move::Withdraw { .. }
+            | Move::Add { .. }
             | Move::Fire { .. } => None,
         };
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
@@ -201,6 +202,9 @@ impl Core {
     }
 
     pub(super) fn granted(&mut self, engine: usize, claim: Stamp, units: &[Unit]) {
+        if self.is_semaphore(engine) {
+            return self.taken(engine, claim);
+        }
         let Some(&key) = self.by_claim.get(&(engine, claim)) else {
             // Ended in the same moment.
             let release = Move::Release { claim, part: None };
@@ -240,6 +244,9 @@ impl Core {
     }
 
     pub(super) fn rejected(&mut self, engine: usize, claim: Stamp, reason: &Rejection) {
+        if self.is_semaphore(engine) {
+            return self.not_taken(engine, claim, reason);
+        }
         if let Some(&key) = self.by_claim.get(&(engine, claim)) {
             // The protocol has forgotten the claim already.
             if let Some(part) = self.part_of(key, claim) {

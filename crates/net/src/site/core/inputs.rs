@@ -164,6 +164,16 @@ impl Core {
                 });
                 reply.send(idle).ok();
             }
+            Command::AddSemaphore { name, semaphore, reply } => {
+                reply.send(self.add_semaphore(name, semaphore)).ok();
+            }
+            Command::OpenSemaphore { name, new } => self.open_semaphore(&name, new),
+            Command::CloseSemaphore { name, reply } => {
+                reply.send(self.close_semaphore(&name)).ok();
+            }
+            Command::RemoveSemaphore { name, reply } => {
+                reply.send(self.remove_semaphore(&name)).ok();
+            }
             Command::Drain => self.drain(),
         }
         self.settle();
@@ -175,6 +185,11 @@ impl Core {
                 return self.submit(spec, fresh, hold, patience, reply);
             }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
+            Call::Take { key, name, units, wait, owner } => {
+                self.take(key, &name, units, wait, owner, reply);
+                return self.settle();
+            }
+            Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
@@ -196,6 +211,12 @@ impl Core {
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
             Call::History(limit) => Ok(Answer::History(self.recent(limit))),
+            Call::GiveUp(key) => {
+                self.give_up(key);
+                Ok(Answer::Done)
+            }
+            Call::Add { name, units } => self.add_units(&name, units),
+            Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
         };
         self.respond(reply, answer);
         self.settle();

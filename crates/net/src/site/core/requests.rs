@@ -305,6 +305,7 @@ impl Core {
             self.end(key, State::Failed, "the site stops");
             self.settle();
         }
+        self.end_all_takers();
     }
 }
 
