@@ -245,7 +245,8 @@ impl<R: Rules> GroupsHungry<R> {
     fn tell_leader(&mut self, own: usize, word: Word, out: &mut EffectsOf<Self>) {
         let (leader, group) = (self.leader(own), self.arcs.groups()[own]);
         if leader == self.me() {
-            self.at_desk(own, leader, word, out).expect("a leader knows what it does itself");
+            let said = self.at_desk(own, leader, word, out);
+            assert!(said.is_ok() || !R::SOUND, "a leader knows what it does itself");
         } else {
             let serves = self.serves(own);
             out.send(leader, serves, Message::ToLeader { group, word });
@@ -255,7 +256,8 @@ impl<R: Rules> GroupsHungry<R> {
     fn tell_member(&mut self, own: usize, to: SiteId, order: Order, out: &mut EffectsOf<Self>) {
         let group = self.arcs.groups()[own];
         if to == self.me() {
-            self.at_work(own, order, out).expect("a leader knows what it does itself");
+            let done = self.at_work(own, order, out);
+            assert!(done.is_ok() || !R::SOUND, "a leader knows what it does itself");
         } else {
             let serves = self.serves(own);
             out.send(to, serves, Message::ToMember { group, order });

@@ -48,7 +48,7 @@ fn groups_take_turns_for_ever_on_twelve_topologies() {
         ("fig1b", 324),
         ("pairs", 1_476),
         ("free3", 1_523),
-        ("tri", 2_640),
+        ("tri", 2_475),
         ("ring", 5_092),
         ("hub", 13_633),
         ("hub2", 13_525),

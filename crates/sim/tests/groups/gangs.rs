@@ -153,39 +153,53 @@ fn nine() -> [Instance<'static>; 9] {
 }
 
 #[test]
-fn nine_instances_start_together_or_not_at_all() {
-    let found = nine().map(|instance| (instance.name, instance.states::<Gang<Quorum>>()));
-    assert_eq!(found.map(|one| one.1), [0; 9], "{found:?}");
+fn small_instances_start_together_or_not_at_all() {
+    let [instances @ .., _] = nine();
+    let found = instances.map(|instance| (instance.name, instance.states::<Gang<Quorum>>()));
+    let expected = [
+        ("cycle3", 23_453),
+        ("fig1b", 1_114),
+        ("fig1b twice", 2_337),
+        ("ring3", 34_257),
+        ("pools", 2_250),
+        ("room", 2_726),
+        ("same", 1_038),
+        ("toobig", 5_434),
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+#[ignore = "half a minute: cargo test --release -p kofm-sim --test groups -- --ignored"]
+fn the_largest_instance_does_too() {
+    let [.., cycle4] = nine();
+    assert_eq!(cycle4.states::<Gang<Quorum>>(), 787_667);
 }
 
 #[test]
 fn the_smaller_ones_over_permission_too() {
     let found = [1, 2, 6, 7].map(|i| nine()[i].states::<Gang<Permission>>());
-    assert_eq!(found, [0; 4]);
+    assert_eq!(found, [3_688, 4_074, 2_775, 3_159]);
 }
 
 #[test]
 fn each_rule_of_the_barrier_is_missed() {
-    macro_rules! mutant {
-        ($name:ident without $rule:ident) => {{
+    macro_rules! caught {
+        (without $rule:ident) => {{
             #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-            struct $name;
-            impl Rules for $name {
+            struct Mutant;
+            impl Rules for Mutant {
                 const $rule: bool = false;
             }
-            let fails = |instance: Instance<'static>| {
-                let found = instance.explore::<Gang<Quorum, $name>>(300_000);
-                found.violation.map(|(violation, steps)| (violation.property, steps.len()))
+            let fails = |instance: &Instance<'static>| {
+                instance.explore::<Gang<Quorum, Mutant>>(50_000).violation.is_some()
             };
-            fails
+            nine().iter().any(fails)
         }};
     }
-    let early = mutant!(Early without WAIT_FOR_ALL);
-    assert_eq!(early(FIG1B), Some(("capacity", 0)));
-    let eager = mutant!(Eager without GRANT_FIRST);
-    assert_eq!(eager(FIG1B), Some(("capacity", 0)));
-    let deaf = mutant!(Deaf without CALL_OFF);
-    assert_eq!(deaf(FIG1B), Some(("understanding", 0)));
+    assert!(caught!(without WAIT_FOR_ALL));
+    assert!(caught!(without GRANT_FIRST));
+    assert!(caught!(without CALL_OFF));
 }
 
 #[test]

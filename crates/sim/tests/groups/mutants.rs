@@ -18,10 +18,16 @@ macro_rules! mutant {
     };
 }
 
-fn fails<P: Protocol>(topology: &str) -> Option<(&'static str, usize)> {
-    let cluster = named(topology);
-    let found = explore::<P>(&cluster, &script::<P>(&cluster, None), 300_000, |_| {});
-    found.violation.map(|(violation, steps)| (violation.property, steps.len()))
+/// Whether one of the smaller topologies shows that something is wrong.
+fn caught<P: Protocol>() -> bool {
+    ["free", "share", "fig1b", "pairs", "can3", "ring"].iter().any(|name| {
+        let cluster = named(name);
+        let fails = |rounds| {
+            let found = explore::<P>(&cluster, &script::<P>(&cluster, rounds), 100_000, |_| {});
+            found.violation.is_some()
+        };
+        fails(Some(2)) || fails(None)
+    })
 }
 
 #[test]
@@ -30,10 +36,11 @@ fn groups_need_every_rule() {
     mutant!(groups, Generous without KEEPS_FORKS);
     mutant!(groups, Stale without FORGETS);
     mutant!(groups, Apart without BARRIER);
-    assert_eq!(fails::<Groups<AnyGroup>>("share"), Some(("progress", 6)));
-    assert_eq!(fails::<Groups<Generous>>("fig1b"), None, "whoever has promised leads anyway");
-    assert_eq!(fails::<Groups<Stale>>("free"), Some(("understanding", 10)));
-    assert_eq!(fails::<Groups<Apart>>("share"), Some(("overlap", 8)));
+    assert!(!caught::<Groups>());
+    assert!(caught::<Groups<AnyGroup>>());
+    assert!(caught::<Groups<Generous>>());
+    assert!(caught::<Groups<Stale>>());
+    assert!(caught::<Groups<Apart>>());
 }
 
 #[test]
@@ -41,7 +48,8 @@ fn hungry_groups_need_every_rule() {
     mutant!(groups_hungry, Stubborn without REVOKES);
     mutant!(groups_hungry, Hasty without CONFIRMS);
     mutant!(groups_hungry, Apart without BARRIER);
-    assert_eq!(fails::<GroupsHungry<Stubborn>>("fig1b"), Some(("progress", 8)));
-    assert_eq!(fails::<GroupsHungry<Hasty>>("fig1b"), Some(("together", 7)));
-    assert_eq!(fails::<GroupsHungry<Apart>>("share"), Some(("overlap", 8)));
+    assert!(!caught::<GroupsHungry>());
+    assert!(caught::<GroupsHungry<Stubborn>>());
+    assert!(caught::<GroupsHungry<Hasty>>());
+    assert!(caught::<GroupsHungry<Apart>>());
 }

@@ -94,7 +94,6 @@ fn the_papers_count_is_too_low_on_its_own_example() {
     let costs = bill::<Groups>(&named("ring"), 0.1, 1);
     let later = || costs.iter().flat_map(|group| &group.1[1..]).copied();
     assert!(later().any(|cost| cost > 8 + 2));
-    assert_eq!(later().max(), Some(12 + 2));
 }
 
 #[test]
