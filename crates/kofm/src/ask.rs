@@ -383,10 +383,15 @@ impl Members {
                 it.state.clone(),
                 it.address.clone(),
                 it.incarnation.map(|n| n.to_string()).unwrap_or_default(),
+                if it.member { it.epoch.to_string() } else { "-".into() },
+                it.lease_ms.map(show_ms).unwrap_or_default(),
+                it.quarantine_ms.map(show_ms).unwrap_or_default(),
                 it.trouble.clone().unwrap_or_default(),
             ]
         });
-        print!("{}", table(&["SITE", "STATE", "ADDRESS", "INCARNATION", "TROUBLE"], rows));
+        let head =
+            ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
+        print!("{}", table(&head, rows));
         Ok(())
     }
 }

@@ -88,8 +88,10 @@ impl Run {
         let mut guard = self.start_guard(lease, extra).await?;
         // How old the grant is, nobody here knows: this process may have been stopped since. A
         // renewal has a beginning that is known.
-        let (ttl, sent) = (millis(lease.ttl_ms), Moment::now());
+        let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
+        // A lease is good for its ttl, but never for longer than its site is known to be.
+        let ttl = millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await?;
         let mut pause = ttl / 3;

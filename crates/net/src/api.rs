@@ -7,6 +7,7 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::duration;
+use crate::plan::PlannedPool;
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
@@ -211,10 +212,21 @@ pub struct Member {
     pub number: u16,
     /// Where sites reach it.
     pub address: String,
-    /// `self`, `up`, `away`, or `refused`: it came back without memory.
+    /// `self`, `up`, `away`, or `refused`: nothing can be said to it before the epoch changes.
     pub state: String,
     /// The number of its life; none before the first contact.
     pub incarnation: Option<u64>,
+    /// The cluster's epoch, as the site that is asked knows it.
+    pub epoch: u64,
+    /// Whether it is in that epoch.
+    pub member: bool,
+    /// How much longer the site that is asked may grant without hearing from a majority; for
+    /// others that is not known. None where all sites live in one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// How much longer units are kept back that an earlier life of it may have given away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine_ms: Option<u64>,
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -228,7 +240,9 @@ pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
-    /// `peer-reset`, `pool`, `semaphore`; `taken` and `added` of a semaphore.
+    /// `pool`, `semaphore`, `taken` and `added` (of a semaphore), `peer-reset`, `epoch` (it has
+    /// changed), `suspended` (no majority, nothing is granted here) or `departed` (the others went
+    /// on without this site).
     pub event: String,
     /// Where.
     pub site: String,
@@ -478,6 +492,13 @@ pub(crate) enum Call {
     Events {
         after: Option<u64>,
         wait: Duration,
+    },
+    /// Whether nobody at this site holds or waits for a pool.
+    IsIdle(String),
+    /// Makes, changes or removes a pool, with the next epoch.
+    Plan {
+        name: String,
+        pool: Option<PlannedPool>,
     },
 }
 

@@ -295,7 +295,9 @@ impl Client {
         // old the grant is, and it is renewed at once.
         let left = Duration::from_millis(lease.expires_in_ms);
         let until = if queued { sent } else { sent.after(left) };
-        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: lease.ttl_ms, until });
+        // A lease is good for its ttl, but never for longer than its site is known to be.
+        let sure = lease.ttl_ms.min(lease.expires_in_ms.max(1));
+        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: sure, until });
         Ok(LeaseGuard { client: self.clone(), lease })
     }
 

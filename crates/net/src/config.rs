@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::{Cluster, Kind, PoolId, Service, SiteId};
@@ -45,10 +46,18 @@ pub struct Config {
     /// A file with the tokens that clients must show one of; see [`crate::Access::read`]. Without
     /// it everybody is answered who can connect.
     pub token_file: Option<PathBuf>,
-    /// The pools, by name.
+    /// The pools, by name: what a cluster begins with. It keeps later changes itself.
     pub pools: BTreeMap<String, PoolConfig>,
     /// The semaphores, by name. A pool may have the same one.
     pub semaphores: BTreeMap<String, SemaphoreConfig>,
+    /// How long a site may grant after it last reached a majority of the members, or etcd. Client
+    /// leases end with it, and what a dead site gave away comes back after it.
+    pub site_lease: Duration,
+    /// The members of an etcd that keeps the cluster's epoch, `http://host:port` each. Without
+    /// it a majority of the sites does.
+    pub etcd: Vec<String>,
+    /// What survives a crash of this site.
+    pub durability: Durability,
 }
 
 /// One semaphore.
@@ -71,6 +80,20 @@ impl SemaphoreConfig {
 
 /// The protocol of semaphores that name none: the fewest messages for a P.
 pub const DEFAULT_SEMAPHORE: Kind = Kind::SemToken;
+
+/// What a site writes to its disk about leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// All of them when it stops, none when it crashes.
+    #[default]
+    None,
+    /// Each grant, before its client hears of it.
+    Grant,
+}
+
+const MIN_SITE_LEASE: Duration = Duration::from_secs(1);
+const SITE_LEASE: Duration = Duration::from_secs(5);
+const MAX_SITE_LEASE: Duration = Duration::from_mins(10);
 
 /// One pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +179,9 @@ impl Config {
             token_file: None,
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),
+            site_lease: SITE_LEASE,
+            etcd: Vec::new(),
+            durability: Durability::None,
         }
     }
 
@@ -170,26 +196,13 @@ impl Config {
         u16::try_from(place).ok().map(SiteId)
     }
 
-    /// A digest of what must be the same at all sites.
+    /// A digest of what must be the same at all sites. Pools are not in it: the cluster agrees on
+    /// them itself.
     pub fn table(&self) -> u64 {
-        let names: Vec<&String> = self.members.keys().collect();
-        let pools: Vec<_> = self
-            .pools
-            .iter()
-            .map(|(name, pool)| {
-                let sharing = (pool.protocol.name(), &pool.arbitration);
-                (name, pool.units, &pool.names, sharing, pool.on_expiry.name())
-            })
-            .collect();
-        let mut text = format!("{names:?}{pools:?}");
-        if !self.semaphores.is_empty() {
-            let semaphores: Vec<_> = self
-                .semaphores
-                .iter()
-                .map(|(name, it)| (name, it.value, it.protocol.name(), &it.arbitration))
-                .collect();
-            text += &format!("{semaphores:?}");
-        }
+        // With etcd, sites come and go.
+        let fixed = self.etcd.is_empty();
+        let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
+        let text = format!("{names:?}{:?}", self.site_lease);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -209,7 +222,7 @@ impl Config {
 }
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 14] = [
     "cluster",
     "site",
     "members",
@@ -221,6 +234,9 @@ const KEYS: [&str; 11] = [
     "pools",
     "semaphores",
     "protocol",
+    "site_lease",
+    "etcd",
+    "durability",
 ];
 
 /// All that is wrong with a file.
@@ -291,6 +307,7 @@ impl Reader<'_> {
             None => default_protocol(),
         };
         self.members(table, &mut config);
+        self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
         self.semaphores(table, &mut config);
         config
@@ -338,6 +355,49 @@ impl Reader<'_> {
             };
             semaphore.value = parsed;
             config.semaphores.insert(name.get_ref().to_string(), semaphore);
+        }
+    }
+
+    /// What happens when sites die.
+    fn failures(&mut self, table: &Table<'_>, config: &mut Config) {
+        if let Some(text) = self.string(table, "site_lease") {
+            match crate::duration::parse(&text) {
+                Ok(time) if (MIN_SITE_LEASE..=MAX_SITE_LEASE).contains(&time) => {
+                    config.site_lease = time;
+                }
+                Ok(_) => self.wrong(span_of(table, "site_lease"), "site_lease is from 1s to 10m"),
+                Err(text) => self.wrong(span_of(table, "site_lease"), text),
+            }
+        }
+        if let Some(name) = self.string(table, "durability") {
+            match name.as_str() {
+                "none" => config.durability = Durability::None,
+                "grant" => config.durability = Durability::Grant,
+                _ => {
+                    let text = format!("durability is none or grant, not `{name}`");
+                    self.wrong(span_of(table, "durability"), text);
+                }
+            }
+            if config.durability == Durability::Grant && config.state_dir.is_none() {
+                let text = "`state_dir` is missing: grants need a place on disk";
+                self.wrong(span_of(table, "durability"), text);
+            }
+        }
+        if let Some(value) = table.get("etcd") {
+            for endpoint in value.get_ref().as_array().into_iter().flatten() {
+                let text = endpoint.get_ref().as_str().unwrap_or_default();
+                match crate::client::Address::parse(text) {
+                    Ok(_) if text.starts_with("http://") => config.etcd.push(text.to_owned()),
+                    Ok(_) | Err(_) => {
+                        let text = "an etcd member is written \"http://host:port\"";
+                        self.wrong(endpoint.span(), text);
+                    }
+                }
+            }
+            if config.etcd.is_empty() {
+                let text = "write etcd = [\"http://host:2379\", …], or leave it out";
+                self.wrong(value.span(), text);
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use kofm_core::epoch::Survey;
 use kofm_core::{
     Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Head, Input, Kind, PeerFault,
     PoolId, Protocol, Rejection, SiteId, Stamp, Unit, Visitor, step,
@@ -55,11 +56,25 @@ pub(crate) trait Engine: Send {
     fn room(&self, pool: PoolId) -> u64;
     /// Whose turn it is at a semaphore, where it is a claim of this site.
     fn head(&self, pool: PoolId) -> Option<Head>;
+    /// Named units that lie here unused; nothing where the protocol only counts.
+    fn idle_units(&self) -> Option<Vec<Unit>>;
+    /// All members have installed the epoch that it was resumed for.
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>);
 }
 
 /// The engine for a protocol; `None` where it must not run in a site.
 pub(crate) fn start(kind: Kind, me: SiteId, cluster: &Cluster) -> Option<Box<dyn Engine>> {
     runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster }))
+}
+
+/// The engine for a protocol as an epoch begins.
+pub(crate) fn resume(
+    kind: Kind,
+    me: SiteId,
+    cluster: &Cluster,
+    survey: &Survey,
+) -> Option<Box<dyn Engine>> {
+    runs_in_a_site(kind).then(|| kind.visit(Resume { me, cluster, survey }))
 }
 
 /// Whether sites run it: published listings with their faults do not.
@@ -78,6 +93,21 @@ impl Visitor for Start<'_> {
 
     fn visit<P: Protocol>(self) -> Box<dyn Engine> {
         let protocol = P::new(self.me, self.cluster);
+        Box::new(Running::<P> { protocol, effects: Effects::default() })
+    }
+}
+
+struct Resume<'a> {
+    me: SiteId,
+    cluster: &'a Cluster,
+    survey: &'a Survey,
+}
+
+impl Visitor for Resume<'_> {
+    type Output = Box<dyn Engine>;
+
+    fn visit<P: Protocol>(self) -> Box<dyn Engine> {
+        let protocol = P::resume(self.me, self.cluster, self.survey);
         Box::new(Running::<P> { protocol, effects: Effects::default() })
     }
 }
@@ -129,6 +159,17 @@ impl<P: Protocol> Engine for Running<P> {
 
     fn head(&self, pool: PoolId) -> Option<Head> {
         self.protocol.head(pool)
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        self.protocol.idle_units()
+    }
+
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>) {
+        let mut effects = Effects::at(*clock);
+        self.protocol.on_resume(survey, &mut effects);
+        clock.merge(effects.clock());
+        out.extend(effects.drain().map(erase));
     }
 }
 

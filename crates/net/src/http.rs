@@ -503,7 +503,7 @@ async fn livez(Shared(app): Shared<App>) -> Answer {
 /// This site can serve. Peers that are away are named but are no reason to send clients elsewhere.
 async fn readyz(Shared(app): Shared<App>) -> Answer {
     let troubles = app.site.troubles();
-    let ready = !troubles.iter().any(|it| it == "draining" || it.contains("without memory"));
+    let ready = app.site.may_grant();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let text = if troubles.is_empty() { "ok".to_owned() } else { troubles.join("\n") };
     Ok((status, text + "\n").into_response())

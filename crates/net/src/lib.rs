@@ -21,9 +21,11 @@ pub mod http;
 mod incarnation;
 mod link;
 mod names;
+mod plan;
 mod random;
 pub mod session;
 mod site;
+mod store;
 pub mod wire;
 
 pub use access::Access;

@@ -17,6 +17,7 @@
 
 mod core;
 mod events;
+mod keeper;
 mod metrics;
 mod semaphores;
 mod views;
@@ -27,17 +28,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kofm_core::SiteId;
+use kofm_core::{PoolId, SiteId};
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use self::core::{Command, Core, MAX_WATCH, PoolState};
+use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
+use self::keeper::News;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
-use crate::boottime::Alarm;
+use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::incarnation::{IdentityError, StateDir};
-use crate::link::{Identity, Mesh};
+use crate::link::{Answers, Caller, Identity, Mesh};
+use crate::plan::{Plan, PlannedPool};
+use crate::store::Store;
+use crate::store::etcd::Etcd;
+use crate::store::voters::{Ballots, Voters};
 pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
@@ -68,7 +74,9 @@ struct Inner {
     draining: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
-    _state: Option<StateDir>,
+    /// The epoch as the site task sees it; nothing where there is only one.
+    view: Option<watch::Sender<View>>,
+    _state: Option<Arc<StateDir>>,
 }
 
 /// Why a site does not start. Nothing is left running.
@@ -105,7 +113,7 @@ impl Site {
         } else {
             None
         };
-        Self::start_on(config, listener)
+        Self::start_on(config, listener, false)
     }
 
     /// Starts all sites of a cluster in this process, on ports of the loopback interface. Their
@@ -129,7 +137,7 @@ impl Site {
         for (name, listener) in names.into_iter().zip(listeners) {
             let (members, pools) = (members.clone(), pools.clone());
             let config = Config { members, pools, ..Config::single(&name) };
-            list.push(Self::start_on(config, Some(listener))?);
+            list.push(Self::start_on(config, Some(listener), true)?);
         }
         let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
         for site in &list {
@@ -139,28 +147,55 @@ impl Site {
         Ok(list)
     }
 
-    fn start_on(config: Config, listener: Option<TcpListener>) -> Result<Self, StartError> {
+    /// `together`: all sites live and die in this process, so their epoch never changes.
+    fn start_on(
+        config: Config,
+        listener: Option<TcpListener>,
+        together: bool,
+    ) -> Result<Self, StartError> {
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
         }
-        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?;
-        let incarnation = state.as_ref().map_or(1, StateDir::incarnation);
+        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
+        let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
         let identity = Identity {
             cluster: config.cluster.clone(),
+            name: config.site.clone(),
             me: config.me(),
             incarnation,
             table: config.table(),
+            silence: config.site_lease,
         };
-        let peers = config.members.iter().filter(|(name, _)| **name != config.site);
-        let peers =
-            peers.filter_map(|(name, address)| Some((config.number_of(name)?, address.clone())));
-        let (mesh, links) = Mesh::start(identity, peers.collect(), listener);
-        let (commands, receiver) = mpsc::channel(1024);
-        let events = broadcast::Sender::new(EVENTS);
-        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone());
-        tokio::spawn(core.run(links, receiver, Alarm::new()?));
         let alone = config.members.len() == 1;
+        let changes = !alone && !together;
+        let peers = config.members.iter().filter(|(name, _)| **name != config.site);
+        let numbered =
+            peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
+        let ballots = Arc::new(Ballots::open(config.state_dir.as_deref().filter(|_| changes))?);
+        let answers: Option<Arc<dyn Answers>> =
+            (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+        let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
+        let (commands, receiver) = mpsc::channel(1024);
+        let (news, news_receiver) = mpsc::channel(64);
+        let view = watch::Sender::new(View::default());
+        let mut change = None;
+        if changes {
+            // Well below the lease: a voter that does not answer must not cost it.
+            let patience = config.site_lease / 4;
+            let store: Arc<dyn Store> = if config.etcd.is_empty() {
+                let callers = peers.map(|(name, it)| Caller::new(&config.cluster, name, it));
+                let me = config.me().0;
+                Arc::new(Voters::new(ballots, callers.collect(), me, incarnation, patience))
+            } else {
+                let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
+                Arc::new(etcd.map_err(StartError::Config)?)
+            };
+            change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
+        }
+        let events = broadcast::Sender::new(EVENTS);
+        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change);
+        tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
         let inner = Arc::new(Inner {
             config,
             incarnation,
@@ -168,6 +203,7 @@ impl Site {
             mesh,
             events,
             followed: Mutex::default(),
+            view: changes.then_some(view),
             usage: Mutex::default(),
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
@@ -360,6 +396,9 @@ impl Site {
         let answers: BTreeMap<SiteId, Answer> =
             self.ask_all(&Call::Usage).await.into_iter().collect();
         let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        // What a site that departed had is kept back, and counted as such.
+        let members = self.0.view.as_ref().map(|view| view.borrow().members.clone());
+        known.retain(|peer, _| members.as_ref().is_none_or(|it| it.contains_key(peer)));
         for peer in self.peers() {
             match answers.get(&peer) {
                 Some(Answer::Usage(usage)) => {
@@ -376,13 +415,23 @@ impl Site {
     /// The members as this site sees them.
     pub fn members(&self) -> Vec<api::Member> {
         let config = &self.0.config;
+        let now = Moment::now();
+        let view = self.0.view.as_ref().map(|view| view.borrow().clone());
+        let epoch = view.as_ref().map_or(1, |view| view.epoch);
+        let left = |moment: &Moment| millis(moment.since(now));
+        let member = |site| view.as_ref().is_none_or(|view| view.members.contains_key(&site));
+        let quarantine = |site| view.as_ref()?.quarantined.get(&site).map(left);
         let mut list = vec![api::Member {
             site: config.site.clone(),
             number: config.me().0,
             address: config.members[&config.site].clone(),
             state: "self".into(),
-            incarnation: Some(self.0.incarnation),
-            trouble: None,
+            incarnation: Some(view.as_ref().map_or(self.0.incarnation, |view| view.incarnation)),
+            epoch,
+            member: member(config.me()),
+            lease_ms: view.as_ref().map(|view| view.leased.as_ref().map_or(0, left)),
+            quarantine_ms: quarantine(config.me()),
+            trouble: view.as_ref().and_then(|view| view.trouble.clone()),
             unacknowledged: 0,
         }];
         list.extend(self.0.mesh.info().into_iter().map(|link| {
@@ -397,6 +446,10 @@ impl Site {
                 }
                 .into(),
                 incarnation: link.incarnation,
+                epoch,
+                member: member(link.peer),
+                lease_ms: None,
+                quarantine_ms: quarantine(link.peer),
                 trouble: link.broken.or(link.trouble),
                 unacknowledged: link.waiting as u64,
             }
@@ -405,21 +458,25 @@ impl Site {
         list
     }
 
-    /// Why this site cannot serve everything now; empty where it can.
+    /// Whether this site may grant now: it does not stop, and is in the cluster's epoch with a
+    /// lease that is good.
+    pub fn may_grant(&self) -> bool {
+        let granting = self.0.view.as_ref().is_none_or(|view| view.borrow().granting);
+        granting && !self.0.draining.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with this site, or with others as it sees them.
     pub fn troubles(&self) -> Vec<String> {
         let mut list = Vec::new();
         if self.0.draining.load(Ordering::Relaxed) {
             list.push("draining".to_owned());
         }
+        if let Some(view) = &self.0.view {
+            list.extend(view.borrow().trouble.clone());
+        }
         for member in self.members() {
-            match member.state.as_str() {
-                "refused" => list.push(format!(
-                    "site {} came back without memory; restart all sites ({})",
-                    member.site,
-                    member.trouble.unwrap_or_default()
-                )),
-                "away" => list.push(format!("site {} is away", member.site)),
-                _ => {}
+            if member.state == "away" || member.state == "refused" {
+                list.push(format!("site {} is {}", member.site, member.state));
             }
         }
         list
@@ -454,8 +511,6 @@ impl Site {
                 return Err(malformed(format!("two units have the name `{unit}`")));
             }
         }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Pools(reply)).await?;
         let pools = answer.await.map_err(|_| stopped())?;
@@ -466,7 +521,19 @@ impl Site {
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
-        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration: None };
+        let arbitration = old.and_then(|old| old.arbitration.clone());
+        let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
+        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
+        if self.0.view.is_some() {
+            let moves = old.is_some_and(|old| old.protocol != protocol);
+            if old.is_none() && pools.len() >= MAX_POOLS {
+                let text = format!("there are {MAX_POOLS} pools");
+                return Err(api::Error::new(Code::TooMany, text));
+            }
+            return self.plan(name, Some(pool), moves).await;
+        }
+        let sites = self.together()?;
+        let mut drains = sites[0].0.changing.lock().await;
         let drained = drains.remove(name);
         if let Some(drain) = &drained {
             sites[0].release_request(drain).await?;
@@ -508,8 +575,67 @@ impl Site {
         Ok(())
     }
 
+    /// Changes a pool with the next epoch, at all sites or at none. One that is to go, or to move
+    /// to another protocol, is closed first, and changed only if nobody uses it then.
+    async fn plan(
+        &self,
+        name: &str,
+        pool: Option<PoolConfig>,
+        moves: bool,
+    ) -> Result<(), api::Error> {
+        let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
+        if moves {
+            let view = self.view();
+            let Some(old) = view.plan.pools.get(name) else {
+                let text = format!("there is no pool `{name}`");
+                return Err(api::Error::new(Code::UnknownPool, text));
+            };
+            let closed = PlannedPool { closed: true, ..old.clone() };
+            self.next_epoch(name, Some(closed)).await?;
+            let call = Call::IsIdle(name.to_owned());
+            let mut answers = self.ask_all(&call).await;
+            answers.push((self.0.config.me(), self.call(call).await?));
+            let idle = |site: &SiteId| {
+                let answer = answers.iter().find(|it| it.0 == *site);
+                matches!(answer, Some((_, Answer::Known(true))))
+            };
+            if !self.view().members.keys().all(idle) {
+                let open = PlannedPool { closed: false, ..old.clone() };
+                self.next_epoch(name, Some(open)).await?;
+                let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
+                return Err(api::Error::new(Code::InUse, text));
+            }
+        }
+        self.next_epoch(name, planned).await
+    }
+
+    /// Has the first member change the plan: one at a time, whoever asks.
+    async fn next_epoch(&self, name: &str, pool: Option<PlannedPool>) -> Result<(), api::Error> {
+        let call = Call::Plan { name: name.to_owned(), pool };
+        let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
+        let first = self.view().members.keys().next().copied();
+        let changed = match first.filter(|&first| first != self.0.config.me()) {
+            Some(first) => self.ask(first, call, patience).await,
+            None => self.call(call).await,
+        };
+        changed?;
+        // What was changed there is seen here before it is said to be.
+        let Some(view) = &self.0.view else { return Ok(()) };
+        let epoch = self.view().epoch;
+        let here = |view: &View| view.epoch > epoch || view.granting;
+        timeout(patience, view.subscribe().wait_for(here)).await.ok();
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        self.0.view.as_ref().map(|view| view.borrow().clone()).unwrap_or_default()
+    }
+
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
+        if self.0.view.is_some() {
+            return self.plan(name, None, true).await;
+        }
         let sites = self.together()?;
         let mut drains = sites[0].0.changing.lock().await;
         if let Some(drain) = drains.remove(name) {
@@ -609,7 +735,9 @@ impl Site {
             | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::Semaphores
-            | Call::History(_) => None,
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. } => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
     }
@@ -648,7 +776,9 @@ impl Site {
             | Call::GiveUp(_)
             | Call::Add { .. }
             | Call::Semaphores
-            | Call::History(_)) => self.call(call).await,
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. }) => self.call(call).await,
         }
     }
 
@@ -799,6 +929,27 @@ impl Site {
     }
 }
 
+/// Starts the tasks that talk to the store.
+fn keep(
+    config: &Config,
+    incarnation: u64,
+    store: Arc<dyn Store>,
+    news: mpsc::Sender<News>,
+    running: watch::Sender<View>,
+    state: Option<Arc<StateDir>>,
+) -> Change {
+    let note = Note { address: config.members[&config.site].clone() };
+    let note = postcard::to_stdvec(&note).unwrap_or_default();
+    let standing = keeper::Standing { epoch: 0, incarnation, hurry: true, note };
+    let (me, watched) = watch::channel(standing);
+    let (proposals, offered) = mpsc::channel(4);
+    let (lease, name) = (config.site_lease, config.site.clone());
+    tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
+    tokio::spawn(keeper::propose(store, offered, news));
+    let doors = Doors { me, proposals, running, state };
+    Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
+}
+
 async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
     for site in sites {
         let (reply, idle) = oneshot::channel();
@@ -835,10 +986,14 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             }
         }
     }
-    let view = |PoolState { name, config, .. }: PoolState| {
-        let used = used.get(name.as_str()).into_iter().flatten();
-        let used: Vec<&UsedUnit> =
-            used.filter(|(number, _)| **number < config.units).map(|(_, unit)| unit).collect();
+    let view = |PoolState { name, config, withheld, .. }: PoolState| {
+        let pool = used.get(name.as_str());
+        let withheld =
+            withheld.iter().filter(|number| pool.is_none_or(|pool| !pool.contains_key(number)));
+        let withheld = u32::try_from(withheld.count()).unwrap_or(u32::MAX);
+        // A pool that was made smaller may still have holders of units that are gone.
+        let most = usize::try_from(config.units.saturating_sub(withheld)).unwrap_or(usize::MAX);
+        let used: Vec<&UsedUnit> = pool.into_iter().flat_map(BTreeMap::values).take(most).collect();
         let number = |which: &dyn Fn(&UsedUnit) -> bool| {
             u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
         };
@@ -849,8 +1004,8 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
         api::Pool {
             units,
             held,
-            free: units - held - quarantined,
-            quarantined,
+            free: units - held - quarantined - withheld,
+            quarantined: quarantined + withheld,
             waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,

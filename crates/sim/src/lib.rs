@@ -9,6 +9,7 @@ pub mod fairness;
 pub mod faults;
 mod gangs;
 pub mod groups;
+pub mod history;
 pub mod mortal;
 pub mod oracle;
 pub mod report;

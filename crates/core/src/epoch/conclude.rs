@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::rules::{Rules, Slip};
-use super::survey::{Book, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
+use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
 use crate::types::{Clock, Cluster, PoolId, SiteId, Unit, Units};
 
 /// How far clocks leap at a change of epoch: further than any site can have got in an epoch
@@ -47,8 +47,11 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         let kept: Vec<&Withheld> = kept.collect();
         let books =
             reports.iter().filter_map(|(&site, report)| Some((site, report.books.get(number)?)));
-        let mut survey = gather(books, cluster);
+        let books: Vec<(SiteId, &Book)> = books.collect();
+        let mut survey = gather(books.iter().copied(), cluster);
         survey.clock = clock;
+        let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
+        survey.counts = count(before, &books, &fresh.sites, cluster);
         let missing = missing(&survey, cluster, &kept, named(reports, number));
         fresh.books.push(missing);
         surveys.push(survey);
@@ -78,6 +81,54 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     }
     next.surveys = surveys;
     next
+}
+
+/// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever
+/// departed just now may have taken all that was left; what was added and taken since is certain.
+fn count(
+    before: Option<&Counts>,
+    books: &[(SiteId, &Book)],
+    departed: &BTreeMap<SiteId, u64>,
+    cluster: &Cluster,
+) -> Option<Counts> {
+    if before.is_none() && books.iter().all(|(_, book)| book.tallies.is_none()) {
+        return None;
+    }
+    let before = before.cloned().unwrap_or_default();
+    let mut counts = before.clone();
+    // Whoever has come back with another life is not to be believed for what it has forgotten.
+    counts.unsure = counts.unsure.iter().chain(departed.keys().copied()).collect();
+    for (site, book) in books {
+        if let Some(tallies) = &book.tallies {
+            counts.unsure.remove(*site);
+            counts.tallies.insert(*site, tallies.clone());
+        }
+    }
+    let sum = |counts: &Counts, pool: PoolId| {
+        let tallies = counts.tallies.values().filter_map(|tallies| tallies.get(&pool));
+        tallies.fold((0_u64, 0_u64), |(added, taken), tally| {
+            (added.saturating_add(tally.added), taken.saturating_add(tally.taken))
+        })
+    };
+    counts.values = (0..)
+        .map(PoolId)
+        .zip(&cluster.pools)
+        .map(|(pool, &first)| {
+            let (added, taken) = sum(&counts, pool);
+            let exact = u64::from(first.0).saturating_add(added).saturating_sub(taken);
+            if counts.unsure.is_empty() {
+                return (pool, exact);
+            }
+            let (old_added, old_taken) = sum(&before, pool);
+            let certain = before.values.get(&pool).copied().unwrap_or_else(|| first.0.into());
+            let certain = certain
+                .saturating_add(added.saturating_sub(old_added))
+                .saturating_sub(taken.saturating_sub(old_taken));
+            let shaken = departed.keys().any(|site| counts.unsure.contains(*site));
+            (pool, if shaken { 0 } else { certain.min(exact) })
+        })
+        .collect();
+    Some(counts)
 }
 
 /// Whether the units of a protocol have names.
@@ -133,6 +184,7 @@ fn missing(survey: &Survey, cluster: &Cluster, kept: &[&Withheld], named: bool) 
 fn trim(survey: &mut Survey, cluster: &Cluster) {
     let units_of = |pool: PoolId| cluster.pools.get(pool.index()).copied();
     let exists = |unit: &Unit| units_of(unit.pool).is_some_and(|units| unit.number < units.0);
+    let serves = survey.counts.is_some();
     survey.claims.retain(|_, Standing { demand, held }| {
         if let Some(units) = held {
             if demand.pools().any(|pool| units_of(pool).is_none()) {
@@ -141,7 +193,9 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
             }
             !demand.is_empty()
         } else {
-            demand.parts().all(|(pool, units)| units_of(pool).is_some_and(|all| units <= all))
+            // What a semaphore has not got, somebody may add.
+            let fits = |(pool, units)| units_of(pool).is_some_and(|all| serves || units <= all);
+            demand.parts().all(fits)
         }
     });
     survey.idle.retain(|unit, site| exists(unit) && !cluster.absent.contains(*site));

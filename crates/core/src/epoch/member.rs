@@ -211,6 +211,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
             books: Vec::from([Book {
                 claims: claims.clone(),
                 idle: protocol.as_ref().and_then(P::idle_units),
+                tallies: None,
             }]),
         };
         self.epochs.step(input, &report, &mut effects);

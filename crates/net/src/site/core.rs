@@ -4,6 +4,7 @@
 //! here waits.
 
 mod engines;
+mod epochs;
 mod events;
 mod inputs;
 mod leases;
@@ -24,7 +25,11 @@ use crate::engine::{Engine, Move, Outcome};
 use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
+use crate::plan::Plan;
+use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
+
+pub(crate) use self::epochs::{Change, Doors, Note, View};
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -115,6 +120,8 @@ pub(crate) struct PoolState {
     pub name: String,
     pub config: PoolConfig,
     pub limit: u32,
+    /// Units that a departed site may still use.
+    pub withheld: BTreeSet<u32>,
 }
 
 pub(crate) struct Core {
@@ -123,6 +130,10 @@ pub(crate) struct Core {
     pub(super) members: Vec<Arc<str>>,
     mesh: Arc<Mesh>,
     clock: Clock,
+    /// Nothing where all sites live in one process.
+    pub(super) change: Option<Change>,
+    /// The configuration of the epoch that is installed.
+    plan: Plan,
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
@@ -186,6 +197,28 @@ pub(crate) struct Pool {
     pub(super) used: BTreeMap<u32, u64>,
     pub(super) quarantined: u32,
     pub(super) gone: bool,
+    /// Takes no new requests: it is about to change.
+    closed: bool,
+    /// Units that a departed site may still use.
+    withheld: BTreeSet<u32>,
+}
+
+impl Pool {
+    fn new(name: Arc<str>, config: PoolConfig) -> Self {
+        Self {
+            name,
+            limit: config.units,
+            config,
+            engine: 0,
+            id: PoolId(0),
+            waiting: BTreeSet::new(),
+            used: BTreeMap::new(),
+            quarantined: 0,
+            gone: false,
+            closed: false,
+            withheld: BTreeSet::new(),
+        }
+    }
 }
 
 pub(crate) struct Request {
@@ -230,6 +263,7 @@ impl Request {
 pub(crate) struct Lease {
     pub(super) id: Arc<str>,
     pub(super) fence: u64,
+    pub(super) epoch: u64,
     pub(super) ttl: Duration,
     pub(super) expires: Moment,
     pub(super) since: Moment,
@@ -277,12 +311,23 @@ enum Timer {
     Listen,
     Taker(u64),
     Protocol(usize, Vec<u8>),
+    Tick,
 }
 
 enum Todo {
     Claim(u64),
+    /// A part of a request that is over is given back.
+    Undo(u64, Part),
+    Grant(u64),
     Move(usize, Move),
     Names(usize, names::Effect),
+    /// A peer says which numbers move.
+    Numbers {
+        from: SiteId,
+        engine: usize,
+        clock: Clock,
+        message: Vec<u8>,
+    },
     Granted(usize, Stamp, Vec<Unit>),
     Rejected(usize, Stamp, Rejection),
 }
@@ -293,6 +338,7 @@ impl Core {
         incarnation: u64,
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
+        change: Option<Change>,
     ) -> Self {
         let mut core = Self {
             me: config.me(),
@@ -301,6 +347,8 @@ impl Core {
             mesh,
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
+            change,
+            plan: Plan::default(),
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
@@ -332,6 +380,17 @@ impl Core {
             faults: HashSet::new(),
             draining: false,
         };
+        if core.change.is_some() {
+            // Everything comes with the first epoch.
+            for (name, pool) in &config.pools {
+                let name: Arc<str> = name.as_str().into();
+                core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
+                core.pools.push(Pool::new(name, pool.clone()));
+            }
+            core.install_nothing();
+            core.watch_epochs();
+            return core;
+        }
         // One engine per protocol, in the order of the protocols: the order in which a demand over
         // several of them is granted, at every site the same.
         for &kind in Kind::ALL {
@@ -355,6 +414,7 @@ impl Core {
         mut self,
         mut links: mpsc::Receiver<Event>,
         mut commands: mpsc::Receiver<Command>,
+        mut news: mpsc::Receiver<News>,
         mut alarm: Alarm,
     ) {
         loop {
@@ -368,6 +428,7 @@ impl Core {
                     Some(command) => { self.ring(); self.on_command(command); }
                     None => return,
                 },
+                Some(news) = news.recv() => { self.ring(); self.on_news(news); }
                 () = alarm.ring() => self.ring(),
             }
         }
@@ -381,6 +442,8 @@ impl Core {
         if first > now {
             return;
         }
+        // First of all: whether this site may do anything for anybody.
+        self.check_lease(now);
         while let Some(entry) = self.timers.first_entry() {
             if entry.key().0 > now {
                 break;
@@ -392,6 +455,7 @@ impl Core {
                 Timer::Watch(key) => self.answer_watcher(key, number),
                 Timer::Listen => self.stop_listening(number),
                 Timer::Taker(key) => self.stop_taking(key),
+                Timer::Tick => self.tick(),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));
@@ -455,7 +519,7 @@ impl Core {
     }
 }
 
-pub(super) fn millis(time: Duration) -> u64 {
+pub(in crate::site) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

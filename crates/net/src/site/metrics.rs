@@ -26,6 +26,8 @@ pub(crate) struct Metrics {
     pub peer_faults: u64,
     pub peer_resets: u64,
     pub conservation_errors: u64,
+    pub epoch_changes: u64,
+    pub stale_messages: u64,
     wait: Histogram,
     hold: Histogram,
 }
@@ -69,7 +71,7 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     let metrics = &core.metrics;
     out.head("kofm_build_info", "gauge", "The running version.");
     out.put("kofm_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    out.one("kofm_epoch", "gauge", "The version of the cluster's configuration.", 1);
+    out.one("kofm_epoch", "gauge", "The version of the cluster's configuration.", core.epoch());
     out.head("kofm_pool_units", "gauge", "Units in the pool.");
     let pools = || core.pools.iter().filter(|pool| !pool.gone);
     for pool in pools() {

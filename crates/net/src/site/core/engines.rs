@@ -1,6 +1,5 @@
 //! Requests meet protocols: a claim for each part, steps, and what follows from them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit, Units};
@@ -30,17 +29,7 @@ impl Core {
         for (id, (name, config)) in (0..).map(PoolId).zip(pools) {
             let name: Arc<str> = name.into();
             self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
-            self.pools.push(Pool {
-                name,
-                limit: config.units,
-                config,
-                engine: number,
-                id,
-                waiting: BTreeSet::new(),
-                used: BTreeMap::new(),
-                quarantined: 0,
-                gone: false,
-            });
+            self.pools.push(Pool { engine: number, id, ..Pool::new(name, config) });
         }
         self.engines.push(Running {
             kind,
@@ -53,11 +42,18 @@ impl Core {
 
     /// Carries out everything that follows, in order.
     pub(super) fn settle(&mut self) {
-        while let Some(todo) = self.todo.pop_front() {
+        while !self.stands_still()
+            && let Some(todo) = self.todo.pop_front()
+        {
             match todo {
                 Todo::Claim(key) => self.claim(key),
+                Todo::Undo(key, part) => self.undo(key, &part),
+                Todo::Grant(key) => self.grant(key),
                 Todo::Move(engine, input) => self.step(engine, input),
                 Todo::Names(engine, effect) => self.on_names_effect(engine, effect),
+                Todo::Numbers { from, engine, clock, message } => {
+                    self.on_names(from, engine, clock, &message);
+                }
                 Todo::Granted(engine, claim, units) => self.granted(engine, claim, &units),
                 Todo::Rejected(engine, claim, reason) => self.rejected(engine, claim, &reason),
             }
@@ -66,6 +62,17 @@ impl Core {
 
     /// Makes the claim of the part that is next.
     pub(super) fn claim(&mut self, key: u64) {
+        let Some(request) = self.requests.get(&key) else { return };
+        if request.state != State::Queued {
+            return;
+        }
+        if request.part == 0 {
+            // The pools may have changed since it was asked for.
+            let parts = self.parts_of(&request.want);
+            if let Some(request) = self.requests.get_mut(&key) {
+                request.parts = parts;
+            }
+        }
         let Some(request) = self.requests.get_mut(&key) else { return };
         let Some(part) = request.parts.get_mut(request.part) else { return };
         // The stamp is taken here, with nothing between it and the step.
@@ -139,7 +146,8 @@ impl Core {
             Outcome::Send { to, clock, message } => {
                 self.metrics.messages_sent += 1;
                 let engine = u16::try_from(engine).unwrap_or(u16::MAX);
-                self.send(to, &Payload::Protocol { engine, clock, message });
+                let epoch = self.epoch();
+                self.send(to, &Payload::Protocol { epoch, engine, clock, message });
             }
             Outcome::Grant { claim, units } => {
                 self.todo.push_back(Todo::Granted(engine, claim, units));
@@ -180,7 +188,8 @@ impl Core {
                 self.metrics.messages_sent += 1;
                 let message = postcard::to_stdvec(&message).unwrap_or_default();
                 let (engine, clock) = (u16::try_from(engine).unwrap_or(u16::MAX), self.clock);
-                self.send(to, &Payload::Names { engine, clock, message });
+                let epoch = self.epoch();
+                self.send(to, &Payload::Names { epoch, engine, clock, message });
             }
             names::Effect::Named { claim, pool, numbers } => {
                 let Some(&key) = self.by_claim.get(&(engine, claim)) else {
@@ -285,8 +294,11 @@ impl Core {
 
     pub(super) fn leave_queue(&mut self, key: u64, claim: Stamp, engine: usize, demand: &Demand) {
         for pool in demand.pools() {
-            let pool = self.engines[engine].pools[pool.index()];
-            self.pools[pool].waiting.remove(&(claim, key));
+            let running = self.engines.get(engine);
+            let place = running.and_then(|running| running.pools.get(pool.index()));
+            if let Some(pool) = place.and_then(|&place| self.pools.get_mut(place)) {
+                pool.waiting.remove(&(claim, key));
+            }
         }
     }
 }

@@ -1,10 +1,8 @@
 //! What comes in: from peers, from clients of this process, from other sites.
 
-use std::sync::Arc;
-
 use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
@@ -21,18 +19,21 @@ impl Core {
                     self.settle();
                 }
             }
-            Event::Up(peer) => debug!(peer = peer.0, "up"),
+            Event::Up(peer) => {
+                debug!(peer = peer.0, "up");
+                self.remind(peer);
+            }
             Event::Down(peer) => debug!(peer = peer.0, "down"),
             Event::PeerReset { peer, why } => self.on_peer_reset(peer, why),
         }
     }
 
     /// A peer has lost its memory, or this site could not keep what it owed to it. What the
-    /// protocols know of each other does not fit any more. An epoch change would start here; until
-    /// there is one, whatever needs this peer waits.
+    /// protocols know of each other does not fit any more: the link stays down until the epoch has
+    /// changed, and whoever looks around notices.
     pub(super) fn on_peer_reset(&mut self, peer: SiteId, why: Broken) {
         let text = format!("site {}: {why}", self.site_name(peer));
-        error!("{text}; whatever needs it waits until all sites are restarted");
+        warn!("{text}");
         self.metrics.peer_resets += 1;
         let happening = self.happening("peer-reset", None);
         self.record(api::Happening { cause: Some(text), ..happening });
@@ -40,20 +41,28 @@ impl Core {
 
     pub(super) fn on_payload(&mut self, from: SiteId, payload: Payload) {
         match payload {
-            Payload::Protocol { engine, clock, message } => {
+            Payload::Protocol { epoch, engine, clock, message } => {
                 self.metrics.messages_received += 1;
                 let engine = usize::from(engine);
-                if engine < self.engines.len() {
+                if !self.admit(epoch) {
+                    self.metrics.stale_messages += 1;
+                } else if engine < self.engines.len() {
                     let input = Move::Deliver { from, clock, message };
                     self.todo.push_back(Todo::Move(engine, input));
                 } else {
                     self.fault(from, "a protocol that is not in the table");
                 }
             }
-            Payload::Names { engine, clock, message } => {
+            Payload::Names { epoch, engine, clock, message } => {
                 self.metrics.messages_received += 1;
-                self.on_names(from, engine.into(), clock, &message);
+                if self.admit(epoch) {
+                    let engine = engine.into();
+                    self.todo.push_back(Todo::Numbers { from, engine, clock, message });
+                } else {
+                    self.metrics.stale_messages += 1;
+                }
             }
+            Payload::Change { message } => self.on_change_message(from, &message),
             Payload::Ask { number, body } => match serde_json::from_slice(&body) {
                 Ok(call) => self.on_call(call, Responder::Peer(from, number)),
                 Err(_) => self.fault(from, "a question that makes no sense"),
@@ -111,6 +120,7 @@ impl Core {
                     name: pool.name.to_string(),
                     config: pool.config.clone(),
                     limit: pool.limit,
+                    withheld: pool.withheld.clone(),
                 });
                 reply.send(list.collect()).ok();
             }
@@ -150,19 +160,7 @@ impl Core {
                 reply.send(pool.is_some()).ok();
             }
             Command::IsIdle { name, reply } => {
-                let idle = self.pool_by_name.get(name.as_str()).is_none_or(|&pool| {
-                    let pool = &self.pools[pool];
-                    pool.used.is_empty()
-                        && pool.waiting.is_empty()
-                        && !self.requests.values().any(|request| {
-                            !request.state.is_over()
-                                && request
-                                    .want
-                                    .iter()
-                                    .any(|want| Arc::ptr_eq(&self.pools[want.0].name, &pool.name))
-                        })
-                });
-                reply.send(idle).ok();
+                reply.send(self.is_idle(&name)).ok();
             }
             Command::AddSemaphore { name, semaphore, reply } => {
                 reply.send(self.add_semaphore(name, semaphore)).ok();
@@ -217,9 +215,22 @@ impl Core {
             }
             Call::Add { name, units } => self.add_units(&name, units),
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
+            Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
         };
         self.respond(reply, answer);
         self.settle();
+    }
+
+    /// Whether nobody here holds or waits for a pool.
+    fn is_idle(&self, name: &str) -> bool {
+        self.pool_by_name.get(name).is_none_or(|&place| {
+            let pool = &self.pools[place];
+            let wants = |request: &super::Request| request.want.iter().any(|it| it.0 == place);
+            pool.used.is_empty()
+                && pool.waiting.is_empty()
+                && !self.requests.values().any(|it| !it.state.is_over() && wants(it))
+        })
     }
 
     pub(super) fn respond(&self, reply: Responder, answer: Result<Answer, api::Error>) {

@@ -14,13 +14,23 @@ use crate::boottime::Moment;
 use crate::engine::Move;
 use crate::random;
 
+const RETRY: Duration = Duration::from_millis(100);
+
 impl Core {
     pub(super) fn grant(&mut self, key: u64) {
         let now = Moment::now();
+        if self.has_lapsed(now) {
+            // Its units stay with it until this site may grant again.
+            self.todo.push_front(Todo::Grant(key));
+            return self.check_lease(now);
+        }
+        if self.requests.get(&key).is_none_or(|request| request.state != State::Queued) {
+            return;
+        }
         // Later than whatever this site has heard of, so later than the last use of any of these
         // units: a fence.
         self.clock.fence += 1;
-        let fence = self.clock.fence;
+        let (fence, epoch) = (self.clock.fence, self.epoch());
         let Some(request) = self.requests.get_mut(&key) else { return };
         let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for part in &request.parts {
@@ -46,6 +56,7 @@ impl Core {
         request.lease = Some(Lease {
             id: Arc::clone(&id),
             fence,
+            epoch,
             ttl: request.ttl,
             expires: now,
             since: now,
@@ -84,8 +95,11 @@ impl Core {
             let text = "the lease is over: stop using its units, and ask again";
             api::Error::new(Code::Gone, text)
         };
-        let key = *self.by_lease.get(id).ok_or_else(gone)?;
         let now = Moment::now();
+        if self.has_lapsed(now) {
+            self.check_lease(now);
+        }
+        let key = *self.by_lease.get(id).ok_or_else(gone)?;
         let request = self.requests.get_mut(&key).ok_or_else(gone)?;
         let lease = request.lease.as_mut().ok_or_else(gone)?;
         if lease.status != Status::Live || now >= lease.expires {
@@ -120,6 +134,7 @@ impl Core {
 
     /// A lease was not renewed.
     pub(super) fn expire(&mut self, key: u64) {
+        let stands_still = self.stands_still();
         let Some(request) = self.requests.get_mut(&key) else { return };
         let Some(lease) = request.lease.as_mut() else { return };
         if lease.status != Status::Live {
@@ -132,6 +147,15 @@ impl Core {
             .map(|pool| (*pool, policy(pool)))
             .filter(|it| it.1 != OnExpiry::Release)
             .collect();
+        if !kept.is_empty() && stands_still {
+            // What its policy keeps back is sorted out when protocols take steps again.
+            let moment = Moment::now().after(RETRY);
+            let timer = self.start_timer(moment, Timer::Lease(key));
+            if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
+                lease.timer = Some(timer);
+            }
+            return;
+        }
         let (id, owner) = (Arc::clone(&request.id), request.owner.clone());
         warn!(request = %id, ?owner, "a lease was not renewed in time");
         self.metrics.expired += 1;

@@ -94,9 +94,10 @@ impl Core {
                 let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
                 return Err(api::Error::new(Code::UnknownPool, text));
             };
-            let (running, pool_state) = (&self.engines[self.pools[pool].engine], &self.pools[pool]);
-            if !running.open {
-                let text = format!("pool `{name}` is being made; try again");
+            let pool_state = &self.pools[pool];
+            let open = self.engines.get(pool_state.engine).is_none_or(|running| running.open);
+            if !open || pool_state.closed {
+                let text = format!("pool `{name}` is being changed; try again");
                 return Err(api::Error::new(Code::InUse, text));
             }
             let drain = hold == Hold::Drain;
@@ -120,19 +121,6 @@ impl Core {
             Some(id) => id.into(),
             None => format!("R{}-{}", self.me.0, random::hex::<8>()).into(),
         };
-        let mut parts: BTreeMap<usize, Vec<(PoolId, Units)>> = BTreeMap::new();
-        for &(pool, units) in &want {
-            let pool = &self.pools[pool];
-            parts.entry(pool.engine).or_default().push((pool.id, Units(units)));
-        }
-        let parts = parts.into_iter().map(|(engine, demand)| Part {
-            engine,
-            demand: demand.into_iter().collect(),
-            claim: None,
-            granted: false,
-            counted: false,
-            numbers: BTreeMap::new(),
-        });
         let once = spec.wait == Some(Duration::ZERO);
         let deadline = spec.wait.map(|wait| {
             let wait = if once { TRY } else { wait };
@@ -140,6 +128,7 @@ impl Core {
         });
         let request = Request {
             id: Arc::clone(&id),
+            parts: self.parts_of(&want),
             want,
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
@@ -150,7 +139,6 @@ impl Core {
             cause: None,
             submitted: Moment::now(),
             waited: Duration::ZERO,
-            parts: parts.collect(),
             part: 0,
             lease: None,
             deadline,
@@ -268,7 +256,11 @@ impl Core {
             self.drop_lease(key, &lease);
         }
         for part in parts {
-            self.undo(key, &part);
+            if let Some(claim) = part.claim {
+                self.by_claim.remove(&(part.engine, claim));
+                self.leave_queue(key, claim, part.engine, &part.demand);
+            }
+            self.todo.push_back(Todo::Undo(key, part));
         }
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
@@ -282,6 +274,24 @@ impl Core {
                 self.forget(old);
             }
         }
+    }
+
+    /// A part for each protocol whose pools are wanted.
+    pub(super) fn parts_of(&self, want: &[(usize, u32)]) -> Vec<Part> {
+        let mut parts: BTreeMap<usize, Vec<(PoolId, Units)>> = BTreeMap::new();
+        for &(pool, units) in want {
+            let pool = &self.pools[pool];
+            parts.entry(pool.engine).or_default().push((pool.id, Units(units)));
+        }
+        let part = |(engine, demand): (usize, Vec<(PoolId, Units)>)| Part {
+            engine,
+            demand: demand.into_iter().collect(),
+            claim: None,
+            granted: false,
+            counted: false,
+            numbers: BTreeMap::new(),
+        };
+        parts.into_iter().map(part).collect()
     }
 
     pub(super) fn forget(&mut self, key: u64) {

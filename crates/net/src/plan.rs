@@ -1,0 +1,178 @@
+//! What the members of an epoch share: sites by number, and pools.
+
+use std::collections::BTreeMap;
+
+use kofm_core::epoch::{self, Standing, Survey};
+use kofm_core::parts::SiteSet;
+use kofm_core::quorums::Arbitration;
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
+use serde::{Deserialize, Serialize};
+
+use crate::api::OnExpiry;
+use crate::config::{Config, PoolConfig};
+use crate::engine::runs_in_a_site;
+
+/// The configuration of a cluster, as an epoch has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Every site that may be a member: its name, and where the others reach it.
+    pub sites: BTreeMap<SiteId, (String, String)>,
+    /// The pools, by name.
+    pub pools: BTreeMap<String, PlannedPool>,
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct PlannedPool {
+    /// Its number among the pools of its protocol, as long as it lives.
+    pub id: PoolId,
+    pub units: u32,
+    pub names: Vec<String>,
+    pub protocol: String,
+    pub on_expiry: u8,
+    pub arbitration: Option<Arbitration>,
+    /// Takes no new requests: it is about to change.
+    pub closed: bool,
+}
+
+impl PlannedPool {
+    pub(crate) fn new(id: PoolId, pool: &PoolConfig) -> Self {
+        Self {
+            id,
+            units: pool.units,
+            names: pool.names.clone(),
+            protocol: pool.protocol.name().to_owned(),
+            on_expiry: match pool.on_expiry {
+                OnExpiry::Release => 0,
+                OnExpiry::Hold => 1,
+                OnExpiry::Quarantine => 2,
+            },
+            arbitration: pool.arbitration.clone(),
+            closed: false,
+        }
+    }
+
+    /// Nothing where a site of a later version made it.
+    pub(crate) fn config(&self) -> Option<PoolConfig> {
+        Some(PoolConfig {
+            units: self.units,
+            names: self.names.clone(),
+            protocol: Kind::named(&self.protocol).filter(|&kind| runs_in_a_site(kind))?,
+            on_expiry: match self.on_expiry {
+                0 => OnExpiry::Release,
+                1 => OnExpiry::Hold,
+                _ => OnExpiry::Quarantine,
+            },
+            arbitration: self.arbitration.clone(),
+        })
+    }
+}
+
+/// The protocols that sites run, in the order in which a demand over several is granted. An epoch
+/// has an engine for each.
+pub(crate) fn kinds() -> Vec<Kind> {
+    let pools = |&kind: &Kind| kind.profile().serves == Service::Pool && runs_in_a_site(kind);
+    Kind::ALL.iter().copied().filter(pools).collect()
+}
+
+impl Plan {
+    /// What a cluster begins with.
+    pub(crate) fn first(config: &Config) -> Self {
+        let numbers = (0..).map(SiteId);
+        let sites = numbers.zip(config.members.iter().map(|it| (it.0.clone(), it.1.clone())));
+        let mut plan = Self { sites: sites.collect(), pools: BTreeMap::new() };
+        for (name, pool) in &config.pools {
+            plan.put(name, pool);
+        }
+        plan
+    }
+
+    /// Makes a pool, or changes it.
+    pub(crate) fn put(&mut self, name: &str, pool: &PoolConfig) {
+        let protocol = pool.protocol.name();
+        let same = self.pools.get(name).filter(|old| old.protocol == protocol).map(|old| old.id);
+        let taken = |id: &PoolId| {
+            self.pools.values().any(|other| other.protocol == protocol && other.id == *id)
+        };
+        let id = same.or_else(|| (0..).map(PoolId).find(|id| !taken(id))).unwrap_or(PoolId(0));
+        self.pools.insert(name.to_owned(), PlannedPool::new(id, pool));
+    }
+
+    /// The pools of one protocol by their numbers; nothing where one was removed.
+    pub(crate) fn pools_of(&self, kind: Kind) -> Vec<Option<(String, PoolConfig)>> {
+        let pools = self.pools.iter().filter(|it| it.1.protocol == kind.name());
+        let pools: Vec<_> = pools.collect();
+        let count = pools.iter().map(|it| it.1.id.index() + 1).max().unwrap_or(0);
+        let mut list = vec![None; count];
+        for (name, pool) in pools {
+            list[pool.id.index()] = pool.config().map(|config| (name.clone(), config));
+        }
+        list
+    }
+
+    /// Which pools of each protocol are still there in the next plan, by number.
+    pub(crate) fn stay(&self, next: &Self) -> Vec<Vec<bool>> {
+        let name = |it: &Option<(String, PoolConfig)>| it.as_ref().map(|it| it.0.clone());
+        let stay = |kind: Kind| {
+            let theirs: Vec<_> = next.pools_of(kind).iter().map(name).collect();
+            let ours = self.pools_of(kind);
+            let ours = ours.iter().map(name).enumerate();
+            ours.map(|(id, it)| it.is_some() && theirs.get(id) == Some(&it)).collect()
+        };
+        kinds().into_iter().map(stay).collect()
+    }
+}
+
+/// What is left of a demand, where some pools are gone.
+pub(crate) fn rest(stay: &[bool], demand: &Demand) -> Demand {
+    demand.parts().filter(|it| stay.get(it.0.index()) == Some(&true)).collect()
+}
+
+impl epoch::Plan for Plan {
+    fn clusters(&self, members: &SiteSet) -> Vec<Cluster> {
+        let last = self.sites.keys().copied().chain(members.iter()).max();
+        let sites = last.map_or(1, |site| site.0.saturating_add(1));
+        let absent: SiteSet =
+            (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
+        let cluster = |kind: Kind| {
+            let pools = self.pools_of(kind);
+            let said = (0..).map(PoolId).zip(&pools);
+            let said = said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
+            Cluster {
+                arbitration: said.collect(),
+                // Nobody can ask for the unit of a pool that is not there.
+                pools: pools
+                    .iter()
+                    .map(|it| Units(it.as_ref().map_or(1, |it| it.1.units)))
+                    .collect(),
+                absent: absent.clone(),
+                ..Cluster::new(sites, 1)
+            }
+        };
+        kinds().into_iter().map(cluster).collect()
+    }
+
+    fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {
+        for (survey, stay) in surveys.iter_mut().zip(self.stay(next)) {
+            if stay.iter().all(|stays| *stays) {
+                continue;
+            }
+            let stays = |pool: PoolId| stay.get(pool.index()) == Some(&true);
+            survey.claims.retain(|_, Standing { demand, held }| {
+                let left = rest(&stay, demand);
+                match held {
+                    Some(units) => units.retain(|unit| stays(unit.pool)),
+                    // It would never get what it asked for.
+                    None if left != *demand => return false,
+                    None => {}
+                }
+                *demand = left;
+                !demand.is_empty()
+            });
+            survey.idle.retain(|unit, _| stays(unit.pool));
+            survey.withheld.retain(|&pool, _| stays(pool));
+            survey.withheld_units.retain(|unit| stays(unit.pool));
+        }
+        surveys
+    }
+}
