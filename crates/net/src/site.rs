@@ -17,6 +17,7 @@
 
 mod core;
 mod events;
+mod gangs;
 mod keeper;
 mod metrics;
 mod semaphores;
@@ -153,6 +154,7 @@ impl Site {
         listener: Option<TcpListener>,
         together: bool,
     ) -> Result<Self, StartError> {
+        let config = config.with_seats();
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
@@ -409,7 +411,9 @@ impl Site {
             all.extend(known.get(&peer).cloned());
         }
         drop(known);
-        Ok((count(pools, &all), missing))
+        let mut list = count(pools, &all);
+        list.retain(|pool| !gangs::is_seat(&pool.name));
+        Ok((list, missing))
     }
 
     /// The members as this site sees them.
@@ -735,6 +739,9 @@ impl Site {
             | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. } => None,
@@ -776,6 +783,9 @@ impl Site {
             | Call::GiveUp(_)
             | Call::Add { .. }
             | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }) => self.call(call).await,

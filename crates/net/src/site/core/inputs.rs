@@ -215,6 +215,9 @@ impl Core {
             }
             Call::Add { name, units } => self.add_units(&name, units),
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
+            Call::PutGang(entry) => self.put_gang(entry),
+            Call::Join(call) => self.join(call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
         };
