@@ -23,7 +23,7 @@ buffer=$work/buffer
 mkdir "$buffer"
 
 # A cluster of three sites in one process. It prints where each of them answers.
-"$KOFM" up --sites 3 --pool unused=1 --http 127.0.0.1:0 >"$work/sites" 2>"$work/log" &
+"$KOFM" up --sites 3 --http 127.0.0.1:0 >"$work/sites" 2>"$work/log" &
 cluster=$!
 trap 'kill $cluster 2>/dev/null || true; rm -rf "$work"' EXIT
 while [ "$(grep -c http "$work/sites")" -lt 3 ]; do
@@ -41,9 +41,9 @@ producer() { # NAME SITE
     n=1
     while [ $n -le "$ITEMS" ]; do
         "$KOFM" sem p slots 2>/dev/null      # waits while the buffer is full
+        echo "s$2 put $1-$n"
         : >"$buffer/$1-$n"
         ls "$buffer" | wc -l >>"$work/filled"
-        echo "s$2 put $1-$n"
         "$KOFM" sem v items 2>/dev/null      # wakes up a consumer, wherever it is
         n=$((n + 1))
     done

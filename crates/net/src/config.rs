@@ -214,7 +214,12 @@ impl Config {
         // With etcd, sites come and go.
         let fixed = self.etcd.is_empty();
         let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
-        let text = format!("{names:?}{:?}", self.site_lease);
+        let semaphores: Vec<_> = self
+            .semaphores
+            .iter()
+            .map(|(name, it)| (name, it.value, it.protocol.name(), &it.arbitration))
+            .collect();
+        let text = format!("{names:?}{:?}{semaphores:?}", self.site_lease);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

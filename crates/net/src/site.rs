@@ -21,6 +21,7 @@ mod gangs;
 mod keeper;
 mod metrics;
 mod semaphores;
+mod tallies;
 mod views;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,7 @@ use tokio::time::timeout;
 
 use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
 use self::keeper::News;
+use self::tallies::Tallies;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
@@ -196,7 +198,11 @@ impl Site {
             change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
         }
         let events = broadcast::Sender::new(EVENTS);
-        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change);
+        let mut core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change);
+        if let Some(dir) = config.state_dir.as_deref().filter(|_| changes) {
+            let (tallies, earlier) = Tallies::open(dir, incarnation)?;
+            core.remember(tallies, earlier);
+        }
         tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
         let inner = Arc::new(Inner {
             config,
@@ -615,7 +621,11 @@ impl Site {
 
     /// Has the first member change the plan: one at a time, whoever asks.
     async fn next_epoch(&self, name: &str, pool: Option<PlannedPool>) -> Result<(), api::Error> {
-        let call = Call::Plan { name: name.to_owned(), pool };
+        self.with_next_epoch(Call::Plan { name: name.to_owned(), pool }).await
+    }
+
+    /// Lets one site begin an epoch with another plan, and waits until this one has it.
+    async fn with_next_epoch(&self, call: Call) -> Result<(), api::Error> {
         let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
         let first = self.view().members.keys().next().copied();
         let changed = match first.filter(|&first| first != self.0.config.me()) {
@@ -744,7 +754,8 @@ impl Site {
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
-            | Call::Plan { .. } => None,
+            | Call::Plan { .. }
+            | Call::PlanSemaphore { .. } => None,
         };
         self.0.config.members.len() == 1 || home == Some(self.0.config.me())
     }
@@ -788,7 +799,8 @@ impl Site {
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
-            | Call::Plan { .. }) => self.call(call).await,
+            | Call::Plan { .. }
+            | Call::PlanSemaphore { .. }) => self.call(call).await,
         }
     }
 

@@ -52,8 +52,11 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         survey.clock = clock;
         let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
         survey.counts = count(before, &books, &fresh.sites, cluster);
-        let missing = missing(&survey, cluster, &kept, named(reports, number));
-        fresh.books.push(missing);
+        fresh.books.push(match survey.counts {
+            // Nobody holds what was taken.
+            Some(_) => Withheld::default(),
+            None => missing(&survey, cluster, &kept, named(reports, number)),
+        });
         surveys.push(survey);
     }
     let skips = R::SLIP == Some(Slip::SkipsQuarantine);

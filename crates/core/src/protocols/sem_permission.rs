@@ -204,7 +204,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
                 if self.held_up.contains_key(&claim) {
                     return Err(PeerFault::Unexpected("the same request twice"));
                 }
-                moved(self.taken, self.counted(units))?;
+                moved(self.taken, Self::counted(units))?;
                 self.held_up.insert(claim, units);
                 self.let_pass(out);
             }
@@ -221,7 +221,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
             }
             Message::Withdraw { claim, units } => {
                 check_claim(from, claim, units)?;
-                let undone = moved(self.taken, -self.counted(units))?;
+                let undone = moved(self.taken, -Self::counted(units))?;
                 if self.held_up.remove(&claim).is_none() {
                     self.taken = undone;
                 }
@@ -309,7 +309,7 @@ impl<R: Rules> ByPermission<R> {
     }
 
     /// What a claim of another site counts here.
-    fn counted(&self, units: Units) -> i64 {
+    fn counted(units: Units) -> i64 {
         if R::SLIP == Some(Slip::LetsPassUncounted) { 0 } else { units.0.into() }
     }
 
@@ -319,7 +319,7 @@ impl<R: Rules> ByPermission<R> {
             && self.claims.first_key_value().is_none_or(|(&own, _)| claim < own)
         {
             self.held_up.remove(&claim);
-            self.taken += self.counted(units);
+            self.taken += Self::counted(units);
             out.send(claim.site, claim, Message::Permission { claim });
         }
     }

@@ -239,7 +239,7 @@ impl<R: Reading> Semaphore for Text<R> {
         out: &mut Out<'_, Message>,
     ) -> Result<(), PeerFault> {
         self.check(j, &message)?;
-        self.read(j, message, out);
+        self.read(j, &message, out);
         self.go_on(out);
         Ok(())
     }
@@ -293,7 +293,7 @@ impl<R: Reading> Text<R> {
             }
         }
         if self.q.contains(&self.i) {
-            self.read(self.i, message.clone(), out);
+            self.read(self.i, message, out);
         }
     }
 
@@ -312,22 +312,22 @@ impl<R: Reading> Text<R> {
         }
     }
 
-    fn read(&mut self, from: SiteId, message: Message, out: &mut Out<'_, Message>) {
+    fn read(&mut self, from: SiteId, message: &Message, out: &mut Out<'_, Message>) {
         let mut here = VecDeque::new();
         self.read_one(from, message, &mut here, out);
         while let Some(message) = here.pop_front() {
-            self.read_one(self.i, message, &mut here, out);
+            self.read_one(self.i, &message, &mut here, out);
         }
     }
 
     fn read_one(
         &mut self,
         j: SiteId,
-        message: Message,
+        message: &Message,
         here: &mut VecDeque<Message>,
         out: &mut Out<'_, Message>,
     ) {
-        match message {
+        match *message {
             Message::Requete { ts } => {
                 self.waiting.insert(ts);
                 self.permit(here, out);

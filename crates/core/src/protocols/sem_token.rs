@@ -422,3 +422,72 @@ impl<R: Rules> ByToken<R> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::protocol::{Effects, Input, Protocol, step};
+    use crate::types::{Clock, Demand};
+
+    /// Delivers everything until nothing is left; says who was granted.
+    fn settle(
+        sites: &mut [(SemToken, Clock)],
+        from: SiteId,
+        out: &mut Effects<crate::parts::semaphores::About<Message>, ()>,
+    ) -> Vec<Stamp> {
+        let mut granted = Vec::new();
+        let mut todo: Vec<_> = out.drain().map(|effect| (from, effect)).collect();
+        while !todo.is_empty() {
+            let (from, effect) = todo.remove(0);
+            match effect {
+                crate::Effect::Send { to, clock: sent, message, .. } => {
+                    let (protocol, clock) = &mut sites[to.index()];
+                    let input = Input::Deliver { from, clock: sent, message };
+                    step(protocol, clock, input, out).unwrap();
+                    todo.extend(out.drain().map(|effect| (to, effect)));
+                }
+                crate::Effect::Grant { claim, .. } => granted.push(claim),
+                crate::Effect::Reject { .. }
+                | crate::Effect::Arm { .. }
+                | crate::Effect::Disarm { .. } => unreachable!("nothing else is said"),
+            }
+        }
+        granted
+    }
+
+    fn cluster() -> Vec<(SemToken, Clock)> {
+        let cluster = Cluster::new(3, 1);
+        (0..3).map(|n| (SemToken::new(SiteId(n), &cluster), Clock::default())).collect()
+    }
+
+    #[test]
+    fn what_one_adds_another_takes() {
+        let mut sites = cluster();
+        let mut out = Effects::default();
+        let (protocol, clock) = &mut sites[1];
+        let claim = protocol.next_stamp(*clock);
+        let demand = Demand::one(PoolId(0), 3);
+        step(protocol, clock, Input::Claim { claim, demand }, &mut out).unwrap();
+        assert_eq!(settle(&mut sites, SiteId(1), &mut out), []);
+        let head = sites[1].0.head(PoolId(0)).unwrap();
+        assert_eq!((head.claim, head.missing, head.taken), (claim, 2, Some(0)));
+        let (protocol, clock) = &mut sites[2];
+        let demand = Demand::one(PoolId(0), 2);
+        step(protocol, clock, Input::Add { demand }, &mut out).unwrap();
+        assert_eq!(settle(&mut sites, SiteId(2), &mut out), [claim]);
+        assert!(sites.iter().all(|(protocol, _)| protocol.is_at_rest()));
+    }
+
+    #[test]
+    fn a_counter_that_is_full_takes_no_more() {
+        let mut one = ByToken::<Sound>::new(SiteId(0), &Cluster::new(2, 1), PoolId(0));
+        one.added = LIMIT - 3;
+        assert_eq!(one.room(), 3);
+        one.added = LIMIT + 5;
+        assert_eq!(one.room(), 0);
+        assert_eq!(moved(2 * LIMIT - 1, 1), Err(PeerFault::Unexpected("a counter is full")));
+        assert_eq!(moved(-2 * LIMIT + 1, -1), Err(PeerFault::Unexpected("a counter is full")));
+    }
+}

@@ -41,8 +41,8 @@ fn p_and_v_across_sites_with_their_exit_codes() {
         &["sem", "v", "slots:4294967296"],
         &["sem", "v", "slots:-1"],
         &["sem", "p", ":1"],
-        // What several processes share is fixed by their configuration.
-        &["sem", "set", "slots", "--value", "7"],
+        &["sem", "set", "slots", "--value", "4294967296"],
+        &["sem", "set", "slots", "--value", "1", "--protocol", "permission"],
     ] {
         assert_eq!(code(0, wrong), Some(65), "{wrong:?}");
     }

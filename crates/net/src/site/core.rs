@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kofm_core::epoch::Tally;
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -29,6 +30,7 @@ use crate::names::{self, Names};
 use crate::plan::Plan;
 use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
+use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::gangs::total;
 pub(crate) use self::epochs::{Change, Doors, Note, View};
@@ -145,6 +147,11 @@ pub(crate) struct Core {
     /// Whoever waits to take from a semaphore, by the key of the call and by claim.
     takers: HashMap<u64, semaphores::Taker>,
     taker_by_claim: HashMap<(usize, Stamp), u64>,
+    /// Claims of semaphores that are about to be withdrawn.
+    leaving: HashMap<(usize, Stamp), Demand>,
+    /// What is taken and added goes here, and what earlier lives did; nothing where they forgot.
+    tallies: Option<Tallies>,
+    earlier: Option<BTreeMap<tallies::Key, Tally>>,
 
     /// Gangs by name, with those that were removed.
     gangs: BTreeMap<String, api::GangEntry>,
@@ -330,6 +337,13 @@ enum Timer {
 }
 
 enum Todo {
+    Take(u64),
+    Leave(usize, Stamp),
+    Add {
+        semaphore: usize,
+        units: u32,
+        reply: Responder,
+    },
     Claim(u64),
     /// A part of a request that is over is given back.
     Undo(u64, Part),
@@ -374,6 +388,9 @@ impl Core {
             semaphore_by_name: HashMap::new(),
             takers: HashMap::new(),
             taker_by_claim: HashMap::new(),
+            leaving: HashMap::new(),
+            tallies: None,
+            earlier: Some(BTreeMap::new()),
             requests: HashMap::new(),
             by_id: HashMap::new(),
             by_claim: HashMap::new(),
@@ -405,6 +422,7 @@ impl Core {
                 core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
                 core.pools.push(Pool::new(name, pool.clone()));
             }
+            core.expect_semaphores(&Plan::first(config));
             core.install_nothing();
             core.watch_epochs();
             return core;
@@ -425,6 +443,15 @@ impl Core {
             }
         }
         core
+    }
+
+    /// Keeps what is done with semaphores over the site's lives.
+    pub(crate) fn remember(
+        &mut self,
+        tallies: Tallies,
+        earlier: Option<BTreeMap<tallies::Key, Tally>>,
+    ) {
+        (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 
     /// Runs until every handle is gone.

@@ -17,7 +17,7 @@ use kofm_core::epoch::{
     Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{PoolId, SiteId, Stamp, Unit};
+use kofm_core::{PoolId, Service, SiteId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
@@ -29,7 +29,7 @@ use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::names::Names;
-use crate::plan::{Plan, PlannedPool, kinds, rest};
+use crate::plan::{Plan, PlannedPool, PlannedSemaphore, kinds, rest};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -100,6 +100,10 @@ pub(crate) struct Doors {
 }
 
 impl Change {
+    pub(super) fn record(&self) -> &Record<Plan> {
+        self.epochs.record()
+    }
+
     pub(crate) fn new(
         me: SiteId,
         incarnation: u64,
@@ -395,6 +399,37 @@ impl Core {
             }
             None => {}
         }
+        self.begin_with(plan, reply);
+    }
+
+    /// The same for a semaphore.
+    pub(super) fn change_semaphores(
+        &mut self,
+        name: &str,
+        semaphore: Option<PlannedSemaphore>,
+        reply: Responder,
+    ) {
+        let Some(change) = &self.change else {
+            let text = "the sites of this cluster are one process";
+            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
+        };
+        let mut plan = change.epochs.record().plan.clone();
+        let done = match semaphore.map(|it| it.config()) {
+            Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
+            Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
+            Some(None) => Err((Code::Malformed, "a protocol that this site does not run")),
+            None if plan.semaphores.remove(name).is_some() => Ok(()),
+            None => Err((Code::UnknownSemaphore, "there is no such semaphore")),
+        };
+        match done {
+            Ok(()) => self.begin_with(plan, reply),
+            Err((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
+        }
+    }
+
+    fn begin_with(&mut self, plan: Plan, reply: Responder) {
+        let fail = |code, text: &str| Err(api::Error::new(code, text));
+        let Some(change) = &self.change else { return };
         if !change.epochs.may_grant() || change.planned.is_some() {
             let text = "the epoch is changing, or this site has no majority; try again";
             return self.respond(reply, fail(Code::InUse, text));
@@ -594,8 +629,9 @@ impl Core {
     /// What a new life of this site brings.
     fn first_report(&self) -> Report {
         let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
-        let book = || Book { claims: BTreeMap::new(), idle: Some(Vec::new()) };
-        let books = kinds().iter().map(|_| book()).collect();
+        let book = || Book { claims: BTreeMap::new(), idle: Some(Vec::new()), tallies: None };
+        let mut books: Vec<Book> = kinds().iter().map(|_| book()).collect();
+        self.report_semaphores(&mut books);
         Report { books, clock: self.clock, ..Report::empty(incarnation) }
     }
 
@@ -607,8 +643,10 @@ impl Core {
             .map(|running| Book {
                 claims: BTreeMap::new(),
                 idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
+                tallies: None,
             })
             .collect();
+        self.report_semaphores(&mut books);
         let ended = self.todo.iter().filter_map(|todo| match todo {
             Todo::Undo(_, part) => Some(part),
             _ => None,
@@ -659,8 +697,11 @@ impl Core {
         self.install_engines(record);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes.
-        self.todo.retain(|todo| matches!(todo, Todo::Claim(_) | Todo::Undo(..)));
+        self.todo.retain(|todo| {
+            matches!(todo, Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. })
+        });
         self.trim(record, &stay);
+        self.trim_semaphores(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
@@ -681,6 +722,12 @@ impl Core {
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
             let Some(engine) = engine::resume(kind, self.me, cluster, survey) else { continue };
+            if kind.profile().serves == Service::Semaphore {
+                let pools = self.install_semaphores(number, kind, &record.plan, survey);
+                let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
+                self.engines.push(Running { kind, engine, names, pools, open: true });
+                continue;
+            }
             let mut pools = Vec::new();
             for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
                 let Some((name, config)) = pool else {
@@ -803,7 +850,8 @@ impl Core {
     fn depart(&mut self, record: Arc<Record<Plan>>) {
         let cause = "the other sites went on without this one";
         warn!(epoch = record.epoch, "{cause}");
-        self.todo.clear();
+        // Units that somebody adds are added later; claims are made again.
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
         self.by_claim.clear();
         for pool in &mut self.pools {
             pool.waiting.clear();
@@ -829,7 +877,9 @@ impl Core {
             pool.used.clear();
             pool.quarantined = 0;
         }
-        self.todo.clear();
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        self.leaving.clear();
+        self.ask_all_again();
         waiting.sort_unstable();
         self.todo.extend(waiting.into_iter().map(Todo::Claim));
         let Some(change) = &mut self.change else { return };

@@ -187,6 +187,14 @@ impl Core {
                 self.take(key, &name, units, wait, owner, reply);
                 return self.settle();
             }
+            Call::Add { name, units } if !matches!(reply, Responder::Peer(..)) => {
+                self.add_units(&name, units, reply);
+                return self.settle();
+            }
+            Call::Add { .. } => {
+                let text = "a V is made at the site that its client asks";
+                Err(api::Error::new(Code::Unsupported, text))
+            }
             Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
@@ -213,12 +221,14 @@ impl Core {
                 self.give_up(key);
                 Ok(Answer::Done)
             }
-            Call::Add { name, units } => self.add_units(&name, units),
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
             Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
             Call::PutGang(entry) => self.put_gang(entry),
             Call::Join(call) => self.join(call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
+            Call::PlanSemaphore { name, semaphore } => {
+                return self.change_semaphores(&name, semaphore, reply);
+            }
             Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
         };
         self.respond(reply, answer);
