@@ -534,7 +534,7 @@ impl Joined {
 }
 
 /// The units of each member: in the order of the members, each takes what it needs.
-pub(crate) fn shares(
+pub fn shares(
     members: &BTreeMap<String, Want>,
     units: &BTreeMap<String, Vec<String>>,
 ) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {

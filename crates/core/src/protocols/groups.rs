@@ -72,14 +72,12 @@ use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 pub trait Rules: Clone + core::fmt::Debug + Eq + core::hash::Hash + Send + 'static {
     /// A process promises itself only to a group that leads its other groups too.
     const LEADS_OWN: bool = true;
-    /// Whoever has promised keeps its forks.
-    const KEEPS_FORKS: bool = true;
     /// A promise is forgotten when it is used.
     const FORGETS: bool = true;
     /// Members leave together.
     const BARRIER: bool = true;
     /// Nothing is left out.
-    const SOUND: bool = Self::LEADS_OWN && Self::KEEPS_FORKS && Self::FORGETS && Self::BARRIER;
+    const SOUND: bool = Self::LEADS_OWN && Self::FORGETS && Self::BARRIER;
 }
 
 /// Nothing is left out.
@@ -278,7 +276,7 @@ impl<R: Rules> Groups<R> {
         }
         let mut own = 0..self.arcs.groups().len();
         let mut ahead = || own.any(|own| self.arcs.leads_rival(own, rival));
-        if (self.work.is_some() && R::KEEPS_FORKS) || (self.hungry.is_some() && ahead()) {
+        if self.work.is_some() || (self.hungry.is_some() && ahead()) {
             fork.asked = Some(claim);
             return Ok(());
         }

@@ -126,7 +126,7 @@ impl Core {
         }
         rally.here.insert(call.member.clone(), (call.token.clone(), now));
         if call.leave {
-            self.leave(&call.name, &call.member);
+            self.leave_rally(&call.name, &call.member);
             return Ok(Answer::Done);
         }
         self.set_off(&call)?;
@@ -202,7 +202,7 @@ impl Core {
         })))
     }
 
-    fn leave(&mut self, name: &str, member: &str) {
+    fn leave_rally(&mut self, name: &str, member: &str) {
         let Some(rally) = self.rallies.get_mut(name) else { return };
         let state = rally.request.and_then(|key| self.requests.get(&key)).map(|it| it.state);
         if state == Some(State::Granted) {
