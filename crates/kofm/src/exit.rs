@@ -73,6 +73,7 @@ impl From<Error> for Exit {
             Code::Draining | Code::Unreachable => UNREACHABLE,
             Code::UnknownPool
             | Code::UnknownSemaphore
+            | Code::UnknownGang
             | Code::UnknownRequest
             | Code::NotFound
             | Code::Infeasible

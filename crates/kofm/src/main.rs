@@ -5,6 +5,7 @@ mod bench;
 mod check;
 mod exit;
 mod extras;
+mod gang;
 mod groups;
 mod guard;
 mod lab;
@@ -70,6 +71,9 @@ enum Command {
     /// Make, use, list and remove semaphores
     #[command(subcommand)]
     Sem(sem::Sem),
+    /// Make, run, list and remove gangs: members that start together or not at all
+    #[command(subcommand)]
+    Gang(gang::Gang),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -108,6 +112,7 @@ impl Command {
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
             Self::Sem(sem) => sem.run(),
+            Self::Gang(gang) => gang.run(),
             Self::Sim(args) => sim::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Replay(args) => replay::run(&args),

@@ -167,7 +167,19 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Err(format!("`{name}` is no name; use up to 64 letters, digits, `-`, `_` and `.`"))
 }
 
+/// What the name of a hidden pool begins with: one unit for each site, which gangs take so that a
+/// member is in one gang at a time. No other pool can be called so.
+pub(crate) const SEAT: &str = "@";
+
 impl Config {
+    /// The same with a seat for each member.
+    pub(crate) fn with_seats(mut self) -> Self {
+        for member in self.members.keys() {
+            self.pools.entry(format!("{SEAT}{member}")).or_insert_with(|| PoolConfig::new(1));
+        }
+        self
+    }
+
     /// A cluster of one site that nobody listens to: add pools, and start it.
     pub fn single(site: &str) -> Self {
         Self {

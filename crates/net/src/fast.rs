@@ -125,6 +125,8 @@ impl FastAnswer {
                 | Answer::History(_)
                 | Answer::Taken(_)
                 | Answer::Semaphores(_)
+                | Answer::Gangs(_)
+                | Answer::Joined(_)
                 | Answer::Events { .. },
             ) => Self::Done,
             Err(error) => Self::Error { code: error.error, message: error.message },

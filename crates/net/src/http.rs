@@ -79,9 +79,10 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/semaphores/{name}/p", post(take))
         .route("/v1/semaphores/{name}/v", post(add))
         .route("/v1/pools/{name}/scramble", post(scramble))
-        .route("/v1/gangs", get(not_here))
-        .route("/v1/gangs/{name}", put(not_here).get(not_here).delete(not_here))
-        .route("/v1/gangs/{name}/start", post(not_here))
+        .route("/v1/gangs", get(gangs))
+        .route("/v1/gangs/{name}", put(put_gang).get(gang).delete(remove_gang))
+        .route("/v1/gangs/{name}/start", post(start_gang))
+        .route("/v1/gangs/{name}/join", post(join_gang))
         .route("/v1/events", get(events))
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
@@ -206,9 +207,11 @@ impl IntoResponse for ApiError {
 
 const fn status_of(code: Code) -> StatusCode {
     match code {
-        Code::UnknownPool | Code::UnknownSemaphore | Code::UnknownRequest | Code::NotFound => {
-            StatusCode::NOT_FOUND
-        }
+        Code::UnknownPool
+        | Code::UnknownSemaphore
+        | Code::UnknownGang
+        | Code::UnknownRequest
+        | Code::NotFound => StatusCode::NOT_FOUND,
         Code::Infeasible | Code::Busy | Code::Timeout | Code::InUse => StatusCode::CONFLICT,
         Code::Malformed => StatusCode::UNPROCESSABLE_ENTITY,
         Code::Gone => StatusCode::GONE,
@@ -435,8 +438,48 @@ async fn add(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<
     ok(&json!({"name": name, "m": spec.m, "state": "added"}))
 }
 
-async fn not_here() -> Answer {
-    Err(Error::new(Code::Unsupported, "gangs are not in this build").into())
+async fn gangs(Shared(app): Shared<App>) -> Answer {
+    listed(app.site.gangs().await?)
+}
+
+async fn gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    ok(&app.site.gang(&name).await?)
+}
+
+async fn put_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    app.site.put_gang(&name, body(request).await?).await?;
+    ok(&app.site.gang(&name).await?)
+}
+
+async fn remove_gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_gang(&name).await?;
+    ok(&json!({"name": name, "state": "removed"}))
+}
+
+async fn start_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let started = app.site.start_gang(&name, body(request).await?).await?;
+    let queued = started.request.state == State::Queued;
+    let status = if queued { StatusCode::ACCEPTED } else { StatusCode::OK };
+    Ok((status, json_body(&started)).into_response())
+}
+
+async fn join_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let joined = app.site.join_gang(&name, body(request).await?).await?;
+    let waits = joined.state == "queued" || joined.state == "gathering";
+    let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
+    Ok((status, json_body(&joined)).into_response())
 }
 
 async fn no_path(uri: Uri) -> Answer {

@@ -17,6 +17,7 @@
 
 mod core;
 mod events;
+mod gangs;
 mod journal;
 mod keeper;
 mod metrics;
@@ -163,6 +164,7 @@ impl Site {
         listener: Option<TcpListener>,
         together: bool,
     ) -> Result<Self, StartError> {
+        let config = config.with_seats();
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
@@ -436,7 +438,9 @@ impl Site {
             all.extend(known.get(&peer).cloned());
         }
         drop(known);
-        Ok((count(pools, &all), missing))
+        let mut list = count(pools, &all);
+        list.retain(|pool| !gangs::is_seat(&pool.name));
+        Ok((list, missing))
     }
 
     /// The members as this site sees them.
@@ -766,6 +770,9 @@ impl Site {
             | Call::Events { .. }
             | Call::Ahead { .. }
             | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
@@ -809,6 +816,9 @@ impl Site {
             | Call::GiveUp(_)
             | Call::Add { .. }
             | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }

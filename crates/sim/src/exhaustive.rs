@@ -12,7 +12,7 @@ use hashbrown::{HashMap, HashTable};
 use kofm_core::parts::SiteSet;
 use kofm_core::{
     Census, Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol,
-    Service, SiteId,
+    Service, SiteId, Stamp, Units,
 };
 use rustc_hash::FxBuildHasher;
 
@@ -172,6 +172,9 @@ struct Facts<T> {
     /// The groups that its process works for, and those it waits for: any where there is none.
     works: Vec<GroupId>,
     waits: Vec<Option<GroupId>>,
+    /// Gangs of other sites that it has started for, and own ones that have not started.
+    started: Vec<Stamp>,
+    unstarted: Vec<Stamp>,
 }
 
 /// A claim whose turn it is at a semaphore.
@@ -604,11 +607,23 @@ impl<'a, P: Protocol> Search<'a, P> {
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
         let queues = &queues[..self.links.len()];
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
-        for (pool, units) in self.cluster.pools.iter().enumerate() {
+        let seats = if P::PROFILE.serves == Service::Gang { locals.len() } else { 0 };
+        let seats = std::iter::repeat_n(&Units(1), seats);
+        for (pool, units) in self.cluster.pools.iter().chain(seats).enumerate() {
             let held: u64 = facts().map(|facts| facts.held[pool]).sum();
             if held > u64::from(units.0) {
                 let detail = format!("{held} units of pool p{pool} are held, which has {units}");
                 return Err(Violation::new("capacity", detail));
+            }
+        }
+        for facts in facts() {
+            let early = |claim: &&Stamp| {
+                let leader = &self.facts[locals[claim.site.index()] as usize];
+                leader.unstarted.contains(claim)
+            };
+            if let Some(claim) = facts.started.iter().find(early) {
+                let detail = format!("a member works for {claim}, which has not started");
+                return Err(Violation::new("together", detail));
             }
         }
         let quiet = queues.iter().all(|&queue| queue == EMPTY);
@@ -728,7 +743,9 @@ impl<'a, P: Protocol> Search<'a, P> {
 const EMPTY: u32 = 0;
 
 fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> Facts<P::Timer> {
-    let mut held = vec![0; cluster.pools.len()];
+    let gang = P::PROFILE.serves == Service::Gang;
+    let seats = if gang { usize::from(cluster.sites) } else { 0 };
+    let mut held = vec![0; cluster.pools.len() + seats];
     for client in local.claims.iter().filter(|client| client.held) {
         for (pool, units) in client.demand.parts() {
             // Seats in groups are no pool of the cluster.
@@ -751,9 +768,16 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
     };
     let groups = P::PROFILE.serves == Service::Group;
     let alarms = if P::PERPETUAL { local.alarms().collect() } else { Vec::new() };
+    let me = local.protocol.me();
+    let claims = |held| {
+        let clients = local.claims.iter().filter(move |client| client.held == held && gang);
+        clients.map(|client| client.claim)
+    };
     Facts {
         alarms,
         census: local.protocol.census(),
+        started: claims(true).filter(|claim| claim.site != me).collect(),
+        unstarted: claims(false).chain(local.off.iter().copied()).collect(),
         claims: moves.iter().any(|action| matches!(action, Move::Claim(_))),
         works: group(true).flatten().filter(|_| groups).collect(),
         waits: group(false).filter(|_| groups).collect(),

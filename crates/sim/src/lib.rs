@@ -7,6 +7,7 @@
 pub mod exhaustive;
 pub mod fairness;
 pub mod faults;
+mod gangs;
 pub mod groups;
 pub mod healing;
 pub mod history;

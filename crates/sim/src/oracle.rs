@@ -3,6 +3,7 @@
 
 use kofm_core::{Cluster, Demand, Fence, Grouping, Head, PoolId, Service, Stamp, Unit, Units};
 
+use crate::gangs::Gangs;
 use crate::groups;
 use crate::world::Violation;
 
@@ -89,6 +90,11 @@ impl Oracle {
         let seated = Cluster { pools, ..cluster.clone() };
         let groups = Some(groups::Seen::new(grouping, strict));
         Self { groups, real: cluster.pools.len(), ..Self::new(&seated, Service::Group) }
+    }
+
+    /// The same, for a protocol that serves gangs: with the seats of all sites.
+    pub(crate) fn of_gangs(cluster: &Cluster, gangs: &Gangs) -> Self {
+        Self { real: cluster.pools.len(), ..Self::new(&gangs.seated(cluster), Service::Gang) }
     }
 
     /// A claim was made; says its number.

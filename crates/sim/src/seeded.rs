@@ -13,6 +13,7 @@ use kofm_core::{
 };
 
 use crate::faults::{Fault, Weather};
+use crate::gangs::Gangs;
 use crate::groups::{Cast, names_groups};
 use crate::oracle::Oracle;
 use crate::report::Report;
@@ -150,6 +151,11 @@ enum Event<M, T> {
     Strike {
         fault: Fault,
     },
+    /// A member of a gang has worked long enough.
+    Part {
+        site: SiteId,
+        claim: Stamp,
+    },
 }
 
 /// A client's claim and its number, where it has one.
@@ -195,6 +201,8 @@ struct Sim<'a, P: Protocol> {
     out: EffectsOf<P>,
     /// Who acts, where there are groups.
     cast: Option<Cast>,
+    /// Gangs that were claimed, where there are any.
+    gangs: Option<Gangs>,
 }
 
 impl<'a, P: Protocol> Sim<'a, P> {
@@ -210,6 +218,10 @@ impl<'a, P: Protocol> Sim<'a, P> {
             let acts = Cast::new(grouping, names_groups::<P>(cluster), setup.requests);
             clients = clients.max(acts.clients().len());
             cast = Some(acts);
+        }
+        let gangs = (P::PROFILE.serves == Service::Gang).then(|| Gangs::new(cluster));
+        if let Some(gangs) = &gangs {
+            oracle = Oracle::of_gangs(cluster, gangs);
         }
         Self {
             setup,
@@ -228,6 +240,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             strikes: 0,
             oracle,
             cast,
+            gangs,
             delays: seed.fork(1),
             demands: seed.fork(2),
             times: seed.fork(3),
@@ -368,6 +381,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 | Event::GiveUp { .. }
                 | Event::Add { .. }
                 | Event::Fire { .. }
+                | Event::Part { .. }
                 | Event::Strike { .. } => None,
             };
             // Weather changes, but what follows a message on its link must not pass it.
@@ -405,6 +419,10 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 }
             }
             Event::Strike { fault } => self.strike(fault),
+            Event::Part { site, claim } => {
+                self.part_done(claim);
+                self.step(site, Input::Release { claim, part: None }, observer);
+            }
         }
     }
 
@@ -414,7 +432,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client }
             | Event::Release { client, .. }
             | Event::GiveUp { client, .. } => (self.home(*client), None),
-            Event::Add { site, .. } | Event::Fire { site, .. } => (*site, None),
+            Event::Add { site, .. } | Event::Fire { site, .. } | Event::Part { site, .. } => {
+                (*site, None)
+            }
             Event::Strike { .. } => return self.now,
         };
         self.weather.clear_at(site, from, self.now)
@@ -489,9 +509,16 @@ impl<'a, P: Protocol> Sim<'a, P> {
             }
             None => draw_demand(self.setup, &mut self.demands),
         };
+        let (total, demand) = match &self.gangs {
+            Some(gangs) => gangs.draw(site, &demand, &mut self.demands),
+            None => (demand.clone(), demand),
+        };
         let (protocol, clock) = &self.sites[site.index()];
         let claim = protocol.next_stamp(*clock);
-        let number = self.oracle.claimed(claim, &demand);
+        let number = self.oracle.claimed(claim, &total);
+        if let Some(gangs) = &mut self.gangs {
+            gangs.claimed(claim, number, &demand);
+        }
         self.report.charges.push(0);
         let live = Live { claim, number, issued: self.now, held: false };
         self.clients[client as usize] = Some(live);
@@ -508,7 +535,11 @@ impl<'a, P: Protocol> Sim<'a, P> {
         let has = |live: &Live| live.claim == claim;
         let Some(live) = self.clients[client as usize].filter(has) else { return };
         let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
-        self.oracle.released(live.number, part.as_ref());
+        if self.gangs.is_some() {
+            self.part_done(claim);
+        } else {
+            self.oracle.released(live.number, part.as_ref());
+        }
         let site = self.home(client);
         if part.is_none() {
             self.leave(client);
@@ -520,6 +551,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         let waits = |live: &Live| live.claim == claim && !live.held;
         let Some(live) = self.clients[client as usize].filter(waits) else { return };
         self.oracle.ended(live.number);
+        if let Some(gangs) = &mut self.gangs {
+            gangs.ended(claim);
+        }
         self.report.withdrawn += 1;
         self.leave(client);
         self.step(self.home(client), Input::Withdraw { claim }, observer);
@@ -578,7 +612,12 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 let at = self.links.deliver_at(site, to, self.now + delay);
                 self.schedule(at, Event::Deliver { from: site, to, clock, message });
             }
+            Effect::Grant { claim, .. } if self.gangs.is_some() && claim.site != site => {
+                self.part_begun(site, claim);
+            }
             Effect::Grant { claim, fence, units } => {
+                // The units of a gang are its members', each with its own.
+                let units = if self.gangs.is_some() { Vec::new() } else { units };
                 if let Some(number) = self.oracle.granted(claim, fence, &units) {
                     self.granted(site, claim, number);
                 }
@@ -586,6 +625,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Effect::Reject { claim, .. } => {
                 if let Some(number) = self.oracle.number(claim) {
                     self.oracle.ended(number);
+                    if let Some(gangs) = &mut self.gangs {
+                        gangs.ended(claim);
+                    }
                     self.report.rejected += 1;
                     if let Some(client) = self.client_of(site, claim) {
                         self.leave(client);
@@ -631,7 +673,29 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.think(client);
     }
 
+    /// A member of a gang starts; its leader must have.
+    fn part_begun(&mut self, site: SiteId, claim: Stamp) {
+        let gangs = self.gangs.as_mut().expect("only gangs have members");
+        if let Err(violation) = gangs.begun(claim, site) {
+            self.oracle.violate(violation.property, violation.detail);
+        }
+        let factor = factor(&self.setup.long, site);
+        let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
+        self.schedule(self.now + hold, Event::Part { site, claim });
+    }
+
+    /// A member of a gang has finished; everything is given back with the last.
+    fn part_done(&mut self, claim: Stamp) {
+        let gangs = self.gangs.as_mut().expect("only gangs have members");
+        if let Some(number) = gangs.done(claim) {
+            self.oracle.released(number, None);
+        }
+    }
+
     fn granted(&mut self, site: SiteId, claim: Stamp, number: u32) {
+        if let Some(gangs) = &mut self.gangs {
+            gangs.started(claim);
+        }
         let Some(client) = self.client_of(site, claim) else { return };
         let live = self.clients[client as usize].as_mut().expect("it was found by its claim");
         live.held = true;
@@ -642,7 +706,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         if P::PROFILE.serves == Service::Semaphore {
             return self.taken(client, number, hold);
         }
-        if self.setup.partial && self.oracle.units(number) > 1 {
+        if self.setup.partial && self.gangs.is_none() && self.oracle.units(number) > 1 {
             let half = self.now + hold / 2;
             self.schedule(half, Event::Release { client, claim, part: true });
         }
@@ -690,6 +754,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.oracle.violate("rest", detail);
         }
         self.report.stabilised = self.upkeep.map(Upkeep::stabilised);
+        if let Some(open) = self.gangs.as_ref().map(Gangs::open).filter(|&open| open > 0) {
+            self.oracle.violate("together", format!("{open} gangs did not start or end together"));
+        }
         self.report.close(&self.oracle);
         self.report
     }

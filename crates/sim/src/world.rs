@@ -101,6 +101,8 @@ pub struct Local<P: Protocol> {
     pub endless: bool,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
+    /// Gangs that were called off: none of their members may start any more.
+    pub off: Vec<Stamp>,
     /// Times that its clients have still to add to a semaphore.
     pub adds: u32,
     /// Units that its clients have added to semaphores and taken from them, by pool.
@@ -183,6 +185,7 @@ impl<P: Protocol> Local<P> {
             timeless: false,
             endless: false,
             claims: Vec::new(),
+            off: Vec::new(),
             adds: 0,
             balance: match P::PROFILE.serves {
                 Service::Pool | Service::Group | Service::Gang => Vec::new(),
@@ -279,7 +282,12 @@ impl<P: Protocol> Local<P> {
                 self.claims.push(client);
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
-            Input::Withdraw { claim } => self.claims.retain(|client| client.claim != *claim),
+            Input::Withdraw { claim } => {
+                self.claims.retain(|client| client.claim != *claim);
+                if P::PROFILE.serves == Service::Gang {
+                    self.off.push(*claim);
+                }
+            }
             Input::Add { demand } => {
                 self.adds = self.adds.saturating_sub(1);
                 for (pool, units) in demand.parts() {
@@ -327,6 +335,16 @@ impl<P: Protocol> Local<P> {
     }
 
     fn granted(&mut self, claim: Stamp, units: &[Unit]) -> Result<(), Violation> {
+        let gang = P::PROFILE.serves == Service::Gang;
+        let share =
+            || units.iter().map(|unit| (unit.pool, kofm_core::Units(1))).collect::<Demand>();
+        if gang && claim.site != self.protocol.me() {
+            // The leader is somewhere else; this is its member's share.
+            let nothing = || std::iter::empty().collect();
+            let client = Client { claim, asked: nothing(), demand: share(), held: true };
+            self.claims.push(client);
+            return Ok(());
+        }
         let waits = |client: &Client| client.claim == claim && !client.held;
         let Some(place) = self.claims.iter().position(waits) else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
@@ -340,6 +358,9 @@ impl<P: Protocol> Local<P> {
         }
         let client = &mut self.claims[place];
         client.held = true;
+        if gang && !units.is_empty() {
+            client.demand = share();
+        }
         if let Some(group) = begun::<P>(units) {
             let seat = (group.seats(), kofm_core::Units(1));
             let rest = client.asked.parts().filter(|part| part.0 != seat.0);

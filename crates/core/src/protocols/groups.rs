@@ -68,9 +68,27 @@ use crate::protocol::{
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
+/// What may be left out, to see whether it is missed.
+pub trait Rules: Clone + core::fmt::Debug + Eq + core::hash::Hash + Send + 'static {
+    /// A process promises itself only to a group that leads its other groups too.
+    const LEADS_OWN: bool = true;
+    /// A promise is forgotten when it is used.
+    const FORGETS: bool = true;
+    /// Members leave together.
+    const BARRIER: bool = true;
+    /// Nothing is left out.
+    const SOUND: bool = Self::LEADS_OWN && Self::FORGETS && Self::BARRIER;
+}
+
+/// Nothing is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sound;
+
+impl Rules for Sound {}
+
 /// One process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Groups {
+pub struct Groups<R = Sound> {
     arcs: Arcs,
     /// By competitor.
     forks: Box<[Fork]>,
@@ -79,6 +97,7 @@ pub struct Groups {
     /// The claim that waits for a promise.
     hungry: Option<Stamp>,
     work: Option<Work>,
+    rules: core::marker::PhantomData<R>,
 }
 
 /// What this process knows of the fork that it shares with a competitor.
@@ -137,7 +156,7 @@ pub enum Message {
     },
 }
 
-impl Groups {
+impl<R: Rules> Groups<R> {
     /// The arcs as this process knows them, for people to look at.
     pub const fn arcs(&self) -> &Arcs {
         &self.arcs
@@ -160,7 +179,11 @@ impl Groups {
             return;
         }
         let mut own = 0..self.arcs.groups().len();
-        let Some(group) = own.find(|&own| self.arcs.leads_all(own)) else { return };
+        let leads = |own: &usize| match R::LEADS_OWN {
+            true => self.arcs.leads_all(*own),
+            false => self.arcs.leads_rivals(*own),
+        };
+        let Some(group) = own.rfind(leads) else { return };
         self.hungry = None;
         let done = SiteSet::new();
         self.work = Some(Work { group, claim, given_up: false, stage: Stage::Promised, done });
@@ -185,7 +208,9 @@ impl Groups {
         if !self.arcs.others(work.group).all(|member| informed.contains(member)) {
             return;
         }
-        *informed = SiteSet::new();
+        if R::FORGETS {
+            *informed = SiteSet::new();
+        }
         work.stage = Stage::Working;
         let group = self.arcs.groups()[work.group];
         let claim = work.claim;
@@ -199,6 +224,10 @@ impl Groups {
     fn finish_part(&mut self, out: &mut EffectsOf<Self>) {
         if let Some(work) = &mut self.work {
             work.stage = Stage::Finished;
+            if !R::BARRIER {
+                work.done = self.arcs.others(work.group).collect();
+                return self.leave(out);
+            }
             self.tell_members(|group| Message::Done { group }, out);
             self.leave(out);
         }
@@ -268,7 +297,7 @@ impl Groups {
     }
 }
 
-impl Protocol for Groups {
+impl<R: Rules> Protocol for Groups<R> {
     const NAME: &'static str = "groups";
     const PROFILE: Profile = Profile {
         source: "Cheng et al. 1999, appendix, corrected",
@@ -295,7 +324,7 @@ impl Protocol for Groups {
         };
         let forks = arcs.rivals().iter().map(fork).collect();
         let informed = vec![SiteSet::new(); arcs.groups().len()].into();
-        Self { arcs, forks, informed, hungry: None, work: None }
+        Self { arcs, forks, informed, hungry: None, work: None, rules: core::marker::PhantomData }
     }
 
     fn me(&self) -> SiteId {
@@ -427,6 +456,9 @@ impl Protocol for Groups {
     }
 
     fn audit(&self) {
+        if !R::SOUND {
+            return;
+        }
         if let Some(work) = &self.work {
             assert!(self.arcs.leads_all(work.group), "whoever has promised leads everybody");
             assert!(self.forks.iter().all(|fork| fork.here), "and keeps every fork");

@@ -6,6 +6,7 @@
 mod engines;
 mod epochs;
 mod events;
+mod gangs;
 mod inputs;
 mod leases;
 mod legacy;
@@ -34,6 +35,7 @@ use crate::site::metrics::Metrics;
 use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::epochs::{Change, Doors, Note, View};
+pub(crate) use self::gangs::total;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -170,6 +172,13 @@ pub(crate) struct Core {
     tallies: Option<Tallies>,
     earlier: Option<BTreeMap<tallies::Key, Tally>>,
 
+    /// Gangs by name, with those that were removed.
+    gangs: BTreeMap<String, api::GangEntry>,
+    /// Gangs whose members meet here.
+    rallies: BTreeMap<String, gangs::Rally>,
+    /// Since when members of gangs are away.
+    away: HashMap<SiteId, Moment>,
+
     pub(super) requests: HashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
     /// Stamps are unique within an engine: some protocols keep a clock of their own.
@@ -268,6 +277,8 @@ pub(crate) struct Request {
     pub(super) lease: Option<Lease>,
     deadline: Option<(Moment, u64)>,
     watchers: Vec<Watcher>,
+    /// Why its lease is not renewed any more.
+    doom: Option<String>,
 }
 
 struct Part {
@@ -340,6 +351,10 @@ enum Timer {
     Taker(u64),
     Protocol(usize, Vec<u8>),
     Tick,
+    /// The members of a gang's request are looked after.
+    Members(u64),
+    /// Members of a gang meet.
+    Rally(String),
 }
 
 enum Todo {
@@ -395,6 +410,9 @@ impl Core {
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
             semaphores: Vec::new(),
+            gangs: BTreeMap::new(),
+            rallies: BTreeMap::new(),
+            away: HashMap::new(),
             semaphore_by_name: HashMap::new(),
             takers: HashMap::new(),
             taker_by_claim: HashMap::new(),
@@ -511,6 +529,8 @@ impl Core {
                 Timer::Listen => self.stop_listening(number),
                 Timer::Taker(key) => self.stop_taking(key),
                 Timer::Tick => self.tick(),
+                Timer::Members(key) => self.look_after(key),
+                Timer::Rally(name) => self.rally_again(name),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::api::State;
 use crate::link::LinkInfo;
-use crate::site::core::Core;
+use crate::site::core::{Core, Pool};
+use crate::site::gangs::is_seat;
 
 /// Upper ends of the buckets, in seconds.
 const BUCKETS: [f64; 12] =
@@ -73,7 +74,8 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     out.put("kofm_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     out.one("kofm_epoch", "gauge", "The version of the cluster's configuration.", core.epoch());
     out.head("kofm_pool_units", "gauge", "Units in the pool.");
-    let pools = || core.pools.iter().filter(|pool| !pool.gone);
+    let shown = |pool: &&Pool| !pool.gone && !is_seat(&pool.name);
+    let pools = || core.pools.iter().filter(shown);
     for pool in pools() {
         out.put("kofm_pool_units", &[("pool", &pool.name)], pool.config.units);
     }

@@ -53,6 +53,7 @@ impl Core {
                 let settle = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
                 self.watch_key(key, patience.unwrap_or(settle), told, reply);
                 self.todo.push_back(Todo::Claim(key));
+                self.look_after(key);
             }
             Err(error) => {
                 self.metrics.refused += 1;
@@ -146,6 +147,7 @@ impl Core {
             lease: None,
             deadline,
             watchers: Vec::new(),
+            doom: None,
         };
         self.requests.insert(key, request);
         self.by_id.insert(id, key);
