@@ -7,7 +7,7 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::duration;
-use crate::plan::PlannedPool;
+use crate::plan::{PlannedPool, PlannedSemaphore};
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
@@ -312,6 +312,10 @@ pub struct Semaphore {
     pub head: Option<Head>,
     /// How it is shared.
     pub protocol: String,
+    /// Sites that are gone and may have taken what was left: the value is what is certain, and
+    /// more as soon as they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unsure: Vec<String>,
 }
 
 /// Who goes next at a semaphore.
@@ -495,11 +499,18 @@ pub(crate) enum Call {
     },
     /// Whether nobody at this site holds or waits for a pool.
     IsIdle(String),
+    /// Makes or removes a semaphore, with the next epoch.
+    PlanSemaphore {
+        name: String,
+        semaphore: Option<PlannedSemaphore>,
+    },
     /// Makes, changes or removes a pool, with the next epoch.
     Plan {
         name: String,
         pool: Option<PlannedPool>,
     },
+    /// A site leaves the cluster, with the next epoch.
+    Leave(String),
 }
 
 /// How a grant is kept.
@@ -542,13 +553,14 @@ pub(crate) enum Answer {
 pub(crate) struct SemaphoreShare {
     pub name: String,
     pub protocol: String,
-    /// The value that it began with.
-    pub first: u32,
-    /// Units that clients of this site have added and taken.
+    /// The value that it began with, or with which its epoch did.
+    pub first: u64,
+    /// Units that clients of this site have added and taken since.
     pub added: u64,
     pub taken: u64,
     pub waiting: u64,
     pub head: Option<Head>,
+    pub unsure: Vec<String>,
 }
 
 /// What one site has of one pool.

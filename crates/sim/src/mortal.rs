@@ -29,8 +29,10 @@ pub struct Budget {
     pub restarts: u32,
     /// Sites that are believed dead while they live.
     pub doubts: u32,
-    /// A new size of the first pool, and how often it may be asked for.
+    /// A new size of the first pool, asked for once.
     pub resize: Option<u32>,
+    /// Whether only the first living site notices that others are gone or over: fewer worlds.
+    pub calm: bool,
 }
 
 /// A claim as its client sees it.
@@ -237,7 +239,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
             list.push(Action::Crash(site));
         }
         let record = member.epochs().record();
-        if self.common.store.epoch > record.epoch {
+        // Who is about to be told need not read.
+        let told = |from: SiteId| {
+            let mut frames = self.links[self.link(from, site)].iter();
+            frames.any(|frame| matches!(frame, Frame::Change(Message::Commit(_))))
+        };
+        if self.common.store.epoch > record.epoch && !self.sites().any(told) {
             list.push(Action::Learn(site));
         }
         if member.epochs().phase() == Phase::Outside {
@@ -248,16 +255,20 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 }
                 return;
             }
-            for to in self.sites().filter(|&to| to != site) {
-                let is_member = |m: &Member<P, R>| m.epochs().phase() != Phase::Outside;
-                if self.member(to).is_some_and(is_member) {
-                    list.push(Action::Join(site, to));
-                }
-            }
+            let is_member = |m: &Member<P, R>| m.epochs().phase() != Phase::Outside;
+            let others = self.sites().filter(|&to| to != site);
+            let mut members = others.filter(|&to| self.member(to).is_some_and(is_member));
+            list.extend(members.next().map(|to| Action::Join(site, to)));
             return;
         }
         if !seat.lapsed && !self.is_in_store(site, seat.incarnation) {
             list.push(Action::Lapse(site));
+        }
+        let first = self.sites().find(|&first| {
+            self.member(first).is_some_and(|m| m.epochs().phase() != Phase::Outside)
+        });
+        if budget.calm && first != Some(site) {
+            return;
         }
         for (&other, &incarnation) in record.members.iter().filter(|entry| *entry.0 != site) {
             let there = &self.seats[other.index()];

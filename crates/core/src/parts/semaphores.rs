@@ -7,6 +7,8 @@ use core::hash::Hash;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
+use crate::parts::SiteSet;
 use crate::protocol::{Blocker, Effects, EffectsOf, Head, PeerFault, Profile, Protocol, Rejection};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -24,6 +26,8 @@ pub trait Semaphore: Clone + Debug + Eq + Hash + Send + 'static {
 
     /// The semaphore `pool` at `me`, with its first value.
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self;
+    /// Another first value, before anything happens: what was left when an epoch began.
+    fn start_at(&mut self, value: i64);
     /// P: a client takes units, as soon as it is its turn and there are enough.
     fn claim(&mut self, claim: Stamp, units: Units, out: &mut Out<'_, Self::Message>);
     /// A waiting client gives up. Unknown claims are ignored.
@@ -104,7 +108,7 @@ impl<M: Debug> Debug for About<M> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Semaphores<S> {
     me: SiteId,
-    sites: u16,
+    members: SiteSet,
     /// With the value that each began with.
     list: Vec<(Units, S)>,
 }
@@ -131,7 +135,7 @@ impl<S: Semaphore> Protocol for Semaphores<S> {
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         let pools = (0..).map(PoolId).zip(&cluster.pools);
         let list = pools.map(|(pool, &units)| (units, S::new(me, cluster, pool))).collect();
-        Self { me, sites: cluster.sites, list }
+        Self { me, members: cluster.all().collect(), list }
     }
 
     fn me(&self) -> SiteId {
@@ -170,7 +174,7 @@ impl<S: Semaphore> Protocol for Semaphores<S> {
         message: Self::Message,
         out: &mut EffectsOf<Self>,
     ) -> Result<(), PeerFault> {
-        if from.0 >= self.sites || from == self.me {
+        if !self.members.contains(from) || from == self.me {
             return Err(PeerFault::UnknownSite(from));
         }
         let About { pool, said } = message;
@@ -192,6 +196,17 @@ impl<S: Semaphore> Protocol for Semaphores<S> {
 
     fn room(&self, pool: PoolId) -> u64 {
         self.list.get(pool.index()).map_or(0, |(_, semaphore)| semaphore.room())
+    }
+
+    /// The units that are certainly left are the first value of the epoch; who waited waits again.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut all = Self::new(me, cluster);
+        for (pool, (_, semaphore)) in (0..).map(PoolId).zip(&mut all.list) {
+            if let Some(value) = survey.value(pool) {
+                semaphore.start_at(i64::try_from(value).unwrap_or(LIMIT).min(LIMIT));
+            }
+        }
+        all
     }
 
     fn head(&self, pool: PoolId) -> Option<Head> {

@@ -81,9 +81,9 @@ pub type SemPermission = Semaphores<ByPermission>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByPermission<R = Sound> {
     me: SiteId,
-    sites: u16,
+    members: SiteSet,
     pool: PoolId,
-    initial: Units,
+    initial: i64,
     /// Units added, as far as heard here.
     added: i64,
     /// Units taken by own claims, and by those that this site let pass.
@@ -150,15 +150,19 @@ impl<R: Rules> Semaphore for ByPermission<R> {
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self {
         Self {
             me,
-            sites: cluster.sites,
+            members: cluster.all().collect(),
             pool,
-            initial: cluster.pools[pool.index()],
+            initial: i64::from(cluster.pools[pool.index()].0),
             added: 0,
             taken: 0,
             claims: BTreeMap::new(),
             held_up: BTreeMap::new(),
             rules: PhantomData,
         }
+    }
+
+    fn start_at(&mut self, value: i64) {
+        self.initial = value;
     }
 
     fn claim(&mut self, claim: Stamp, units: Units, out: &mut Out<'_, Message>) {
@@ -284,12 +288,12 @@ impl<R: Rules> ByPermission<R> {
     /// The units there are, as far as is known here. Below zero where claims that were let pass
     /// still wait for units.
     fn value(&self) -> i64 {
-        i64::from(self.initial.0) + self.added - self.taken
+        self.initial + self.added - self.taken
     }
 
-    fn others(&self) -> impl Iterator<Item = SiteId> + use<R> {
+    fn others(&self) -> impl Iterator<Item = SiteId> + use<'_, R> {
         let me = self.me;
-        (0..self.sites).map(SiteId).filter(move |&site| site != me)
+        self.members.iter().filter(move |&site| site != me)
     }
 
     fn tell_others(

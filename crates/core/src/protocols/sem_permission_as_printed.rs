@@ -78,7 +78,7 @@ pub struct Annex<R = Literal> {
     i: SiteId,
     n: u16,
     pool: PoolId,
-    s0: Units,
+    s0: i64,
     /// The claim that is `dedans`, and what it takes.
     dedans: Option<(Stamp, Units)>,
     h: u64,
@@ -130,7 +130,7 @@ impl<R: Reading> Semaphore for Annex<R> {
             i: me,
             n: cluster.sites,
             pool,
-            s0: cluster.pools[pool.index()],
+            s0: i64::from(cluster.pools[pool.index()].0),
             dedans: None,
             h: 0,
             dernier: 0,
@@ -140,6 +140,10 @@ impl<R: Reading> Semaphore for Annex<R> {
             np: 0,
             reading: PhantomData,
         }
+    }
+
+    fn start_at(&mut self, value: i64) {
+        self.s0 = value;
     }
 
     fn claim(&mut self, claim: Stamp, k: Units, out: &mut Out<'_, Message>) {
@@ -233,7 +237,7 @@ impl<R: Reading> Semaphore for Annex<R> {
 
 impl<R: Reading> Annex<R> {
     fn vs(&self) -> i64 {
-        i64::from(self.s0.0) + self.nv - self.np
+        self.s0 + self.nv - self.np
     }
 
     fn others(&self) -> impl Iterator<Item = SiteId> + use<R> {

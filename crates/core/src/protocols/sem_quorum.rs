@@ -68,7 +68,7 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use super::quorum::{self, Quorum};
-use crate::parts::Semaphores;
+use crate::parts::{Semaphores, SiteSet};
 use crate::parts::semaphores::{
     Out, Rules, Semaphore, Slip, Sound, at_least_one, check_added, missing, moved, room,
 };
@@ -83,9 +83,9 @@ pub type SemQuorum = Semaphores<ByQuorum>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByQuorum<R = Sound> {
     me: SiteId,
-    sites: u16,
+    members: SiteSet,
     pool: PoolId,
-    initial: Units,
+    initial: i64,
     /// Units added, as far as heard here, since the last reset.
     added: i64,
     /// The most units taken that this site has heard of.
@@ -147,9 +147,9 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self {
         Self {
             me,
-            sites: cluster.sites,
+            members: cluster.all().collect(),
             pool,
-            initial: cluster.pools[pool.index()],
+            initial: i64::from(cluster.pools[pool.index()].0),
             added: 0,
             count: Count { resets: 0, taken: 0 },
             turns: Quorum::new(me, &one_turn(cluster, pool)),
@@ -157,6 +157,10 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
             turn: None,
             rules: PhantomData,
         }
+    }
+
+    fn start_at(&mut self, value: i64) {
+        self.initial = value;
     }
 
     fn claim(&mut self, claim: Stamp, units: Units, out: &mut Out<'_, Message>) {
@@ -183,7 +187,7 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
             self.added += i64::from(units.0);
         }
         if R::SLIP != Some(Slip::AddsInSilence) {
-            for site in (0..self.sites).map(SiteId).filter(|&site| site != self.me) {
+            for site in self.members.iter().filter(|&site| site != self.me) {
                 out.send(site, None, Message::Incr { units });
             }
         }
@@ -273,7 +277,7 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
 impl<R: Rules> ByQuorum<R> {
     /// The units there are, as far as is known here.
     fn value(&self) -> i64 {
-        i64::from(self.initial.0) + self.added - self.count.taken
+        self.initial + self.added - self.count.taken
     }
 
     /// Lets the inner protocol take a step, and passes on what it says.

@@ -98,7 +98,7 @@ pub struct Text<R = Literal> {
     i: SiteId,
     n: u16,
     pool: PoolId,
-    s0: Units,
+    s0: i64,
     /// Whom it asks.
     q: Vec<SiteId>,
     nv: i64,
@@ -186,7 +186,7 @@ impl<R: Reading> Semaphore for Text<R> {
             i: me,
             n: cluster.sites,
             pool,
-            s0: cluster.pools[pool.index()],
+            s0: i64::from(cluster.pools[pool.index()].0),
             q: match R::QUORUMS {
                 Some(sets) => sets[me.index()].iter().copied().map(SiteId).collect(),
                 None => request_sets(me, &one_turn(cluster, pool)).swap_remove(0).arbiters,
@@ -204,6 +204,10 @@ impl<R: Reading> Semaphore for Text<R> {
             waiting: BTreeSet::new(),
             reading: PhantomData,
         }
+    }
+
+    fn start_at(&mut self, value: i64) {
+        self.s0 = value;
     }
 
     fn claim(&mut self, claim: Stamp, k: Units, out: &mut Out<'_, Message>) {
@@ -277,7 +281,7 @@ impl<R: Reading> Text<R> {
         if has::<R>(Fault::OneValue) {
             self.nv.min(self.collected)
         } else {
-            i64::from(self.s0.0) + self.nv - self.collected
+            self.s0 + self.nv - self.collected
         }
     }
 

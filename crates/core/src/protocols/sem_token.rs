@@ -80,9 +80,9 @@ pub type SemToken = Semaphores<ByToken>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ByToken<R = Sound> {
     me: SiteId,
-    sites: u16,
+    members: SiteSet,
     pool: PoolId,
-    initial: Units,
+    initial: i64,
     /// Units added, as far as heard here, since the last reset.
     added: i64,
     /// Own claims that wait.
@@ -154,13 +154,14 @@ impl<R: Rules> Semaphore for ByToken<R> {
 
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self {
         // Different semaphores begin at different sites, so that no site has all the tokens.
-        let home = SiteId(pool.0 % cluster.sites);
+        let members = cluster.all().count().max(1);
+        let home = cluster.all().nth(pool.index() % members).unwrap_or(me);
         let token = Token { taken: 0, turn: None, missing: SiteSet::new() };
         Self {
             me,
-            sites: cluster.sites,
+            members: cluster.all().collect(),
             pool,
-            initial: cluster.pools[pool.index()],
+            initial: i64::from(cluster.pools[pool.index()].0),
             added: 0,
             claims: BTreeMap::new(),
             last: (me != home).then_some(home),
@@ -169,6 +170,10 @@ impl<R: Rules> Semaphore for ByToken<R> {
             token: (me == home).then_some(token),
             rules: PhantomData,
         }
+    }
+
+    fn start_at(&mut self, value: i64) {
+        self.initial = value;
     }
 
     fn claim(&mut self, claim: Stamp, units: Units, out: &mut Out<'_, Message>) {
@@ -312,7 +317,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
 impl<R: Rules> ByToken<R> {
     /// The units there are, as far as is known here.
     fn value(&self, token: &Token) -> i64 {
-        i64::from(self.initial.0) + self.added - token.taken
+        self.initial + self.added - token.taken
     }
 
     fn behind(&self, head: Head) -> Blocker {
@@ -321,7 +326,7 @@ impl<R: Rules> ByToken<R> {
     }
 
     fn tell_others(&self, said: &Message, out: &mut Out<'_, Message>) {
-        for site in (0..self.sites).map(SiteId).filter(|&site| site != self.me) {
+        for site in self.members.iter().filter(|&site| site != self.me) {
             out.send(site, None, said.clone());
         }
     }
@@ -334,7 +339,7 @@ impl<R: Rules> ByToken<R> {
     }
 
     fn on_request(&mut self, claim: Stamp, out: &mut Out<'_, Message>) -> Result<(), PeerFault> {
-        if claim.site.0 >= self.sites || claim.site == self.me {
+        if !self.members.contains(claim.site) || claim.site == self.me {
             return Err(PeerFault::ForeignClaim(claim));
         }
         match self.last.replace(claim.site) {
@@ -395,7 +400,7 @@ impl<R: Rules> ByToken<R> {
             }
             self.tell_others(&Message::Reset { units: R::RESET }, out);
             if R::SLIP != Some(Slip::NoAcknowledgement) {
-                let others = (0..self.sites).map(SiteId).filter(|&site| site != self.me);
+                let others = self.members.iter().filter(|&site| site != self.me);
                 self.token.as_mut().expect("it is here").missing = others.collect();
             }
             self.finish_reset();

@@ -8,6 +8,7 @@ mod epochs;
 mod events;
 mod inputs;
 mod leases;
+mod legacy;
 mod requests;
 mod semaphores;
 
@@ -15,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kofm_core::epoch::Tally;
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -26,8 +28,10 @@ use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
 use crate::plan::Plan;
+use crate::site::journal::{Journal, Legacy};
 use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
+use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::epochs::{Change, Doors, Note, View};
 
@@ -113,6 +117,8 @@ pub(crate) enum Command {
         reply: oneshot::Sender<bool>,
     },
     Drain,
+    /// The last command: leases are written down, and nothing happens any more.
+    Farewell(oneshot::Sender<()>),
 }
 
 /// A pool as it is now.
@@ -134,6 +140,11 @@ pub(crate) struct Core {
     pub(super) change: Option<Change>,
     /// The configuration of the epoch that is installed.
     plan: Plan,
+    journal: Option<Journal>,
+    /// What the last life left behind, until an epoch confirms it.
+    legacy: Option<Legacy>,
+    /// The site has said goodbye: no protocol takes a step any more.
+    stopped: bool,
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
@@ -143,6 +154,11 @@ pub(crate) struct Core {
     /// Whoever waits to take from a semaphore, by the key of the call and by claim.
     takers: HashMap<u64, semaphores::Taker>,
     taker_by_claim: HashMap<(usize, Stamp), u64>,
+    /// Claims of semaphores that are about to be withdrawn.
+    leaving: HashMap<(usize, Stamp), Demand>,
+    /// What is taken and added goes here, and what earlier lives did; nothing where they forgot.
+    tallies: Option<Tallies>,
+    earlier: Option<BTreeMap<tallies::Key, Tally>>,
 
     pub(super) requests: HashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
@@ -315,6 +331,13 @@ enum Timer {
 }
 
 enum Todo {
+    Take(u64),
+    Leave(usize, Stamp),
+    Add {
+        semaphore: usize,
+        units: u32,
+        reply: Responder,
+    },
     Claim(u64),
     /// A part of a request that is over is given back.
     Undo(u64, Part),
@@ -339,7 +362,9 @@ impl Core {
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Option<Change>,
+        journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
+        let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let mut core = Self {
             me: config.me(),
             site: config.site.as_str().into(),
@@ -349,6 +374,9 @@ impl Core {
             clock: first_clock(incarnation),
             change,
             plan: Plan::default(),
+            journal,
+            legacy,
+            stopped: false,
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
@@ -356,6 +384,9 @@ impl Core {
             semaphore_by_name: HashMap::new(),
             takers: HashMap::new(),
             taker_by_claim: HashMap::new(),
+            leaving: HashMap::new(),
+            tallies: None,
+            earlier: Some(BTreeMap::new()),
             requests: HashMap::new(),
             by_id: HashMap::new(),
             by_claim: HashMap::new(),
@@ -387,6 +418,7 @@ impl Core {
                 core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
                 core.pools.push(Pool::new(name, pool.clone()));
             }
+            core.expect_semaphores(&Plan::first(config));
             core.install_nothing();
             core.watch_epochs();
             return core;
@@ -407,6 +439,15 @@ impl Core {
             }
         }
         core
+    }
+
+    /// Keeps what is done with semaphores over the site's lives.
+    pub(crate) fn remember(
+        &mut self,
+        tallies: Tallies,
+        earlier: Option<BTreeMap<tallies::Key, Tally>>,
+    ) {
+        (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 
     /// Runs until every handle is gone.

@@ -104,11 +104,11 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     }
     out.head("kofm_semaphore_taken_total", "counter", "Units that clients of this site took.");
     for it in semaphores() {
-        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], it.taken);
+        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], it.tally.taken);
     }
     out.head("kofm_semaphore_added_total", "counter", "Units that clients of this site added.");
     for it in semaphores() {
-        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], it.added);
+        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], it.tally.added);
     }
     for (name, help, value) in [
         ("kofm_requests_total", "Requests taken on.", metrics.submitted),

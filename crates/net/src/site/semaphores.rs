@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use kofm_core::PoolId;
 use tokio::sync::oneshot;
 
 use super::{Command, Site, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, PutSemaphore, SemaphoreShare, TakeSpec, Taken};
 use crate::config::{DEFAULT_SEMAPHORE, SemaphoreConfig, check_name, semaphore_protocol_named};
+use crate::plan::PlannedSemaphore;
 
 impl Site {
     /// P: takes from a semaphore as soon as it is this call's turn and there are enough units.
@@ -55,9 +57,15 @@ impl Site {
             .map_err(|_| malformed(format!("`value` is from 0 to {}", u32::MAX)))?;
         let said = spec.protocol.as_deref().map(semaphore_protocol_named);
         let said = said.transpose().map_err(malformed)?;
+        let old = self.semaphore(name).await.ok();
+        if self.0.view.is_some() {
+            let same = old.as_ref().and_then(|old| semaphore_protocol_named(&old.protocol).ok());
+            let protocol = said.or(same).unwrap_or(DEFAULT_SEMAPHORE);
+            let config = SemaphoreConfig { value, protocol, arbitration: None };
+            return self.plan_semaphore(name, old.as_ref(), Some(&config)).await;
+        }
         let sites = self.together()?;
         let _one_change = sites[0].0.changing.lock().await;
-        let old = self.semaphore(name).await.ok();
         if old.is_some() {
             close(&sites, name).await?;
         }
@@ -80,9 +88,12 @@ impl Site {
 
     /// Removes a semaphore that nobody waits for.
     pub async fn remove_semaphore(&self, name: &str) -> Result<(), api::Error> {
+        let old = self.semaphore(name).await?;
+        if self.0.view.is_some() {
+            return self.plan_semaphore(name, Some(&old), None).await;
+        }
         let sites = self.together()?;
         let _one_change = sites[0].0.changing.lock().await;
-        self.semaphore(name).await?;
         close(&sites, name).await?;
         for site in &sites {
             let (reply, removed) = oneshot::channel();
@@ -90,6 +101,28 @@ impl Site {
             removed.await.map_err(|_| stopped())?;
         }
         Ok(())
+    }
+}
+
+impl Site {
+    /// Makes, or removes, a semaphore with the next epoch. Whoever began to wait meanwhile is told.
+    async fn plan_semaphore(
+        &self,
+        name: &str,
+        old: Option<&api::Semaphore>,
+        config: Option<&SemaphoreConfig>,
+    ) -> Result<(), api::Error> {
+        if old.is_some_and(|old| old.waiting > 0) {
+            let text = format!("semaphore `{name}` is in use; try again when nobody waits for it");
+            return Err(api::Error::new(Code::InUse, text));
+        }
+        let semaphore = config.map(|config| PlannedSemaphore {
+            id: PoolId(0),
+            value: config.value,
+            protocol: config.protocol.name().to_owned(),
+            arbitration: config.arbitration.clone(),
+        });
+        self.next_epoch(Call::PlanSemaphore { name: name.to_owned(), semaphore }).await
     }
 }
 
@@ -139,9 +172,10 @@ fn count(list: Vec<SemaphoreShare>) -> Vec<api::Semaphore> {
     let mut sums: BTreeMap<String, (u64, u64, api::Semaphore)> = BTreeMap::new();
     for share in list {
         let empty = || {
-            let SemaphoreShare { name, protocol, first, .. } = share.clone();
-            let semaphore = api::Semaphore { name, value: 0, waiting: 0, head: None, protocol };
-            (u64::from(first), 0, semaphore)
+            let SemaphoreShare { name, protocol, first, unsure, .. } = share.clone();
+            let (value, waiting, head) = (0, 0, None);
+            let semaphore = api::Semaphore { name, value, waiting, head, protocol, unsure };
+            (first, 0, semaphore)
         };
         let (given, taken, semaphore) = sums.entry(share.name.clone()).or_insert_with(empty);
         *given += share.added;

@@ -47,6 +47,9 @@ impl Core {
         {
             match todo {
                 Todo::Claim(key) => self.claim(key),
+                Todo::Take(key) => self.ask_for(key),
+                Todo::Leave(engine, claim) => self.leave(engine, claim),
+                Todo::Add { semaphore, units, reply } => self.add_now(semaphore, units, reply),
                 Todo::Undo(key, part) => self.undo(key, &part),
                 Todo::Grant(key) => self.grant(key),
                 Todo::Move(engine, input) => self.step(engine, input),

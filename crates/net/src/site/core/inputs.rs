@@ -173,6 +173,10 @@ impl Core {
                 reply.send(self.remove_semaphore(&name)).ok();
             }
             Command::Drain => self.drain(),
+            Command::Farewell(reply) => {
+                self.farewell();
+                reply.send(()).ok();
+            }
         }
         self.settle();
     }
@@ -186,6 +190,14 @@ impl Core {
             Call::Take { key, name, units, wait, owner } => {
                 self.take(key, &name, units, wait, owner, reply);
                 return self.settle();
+            }
+            Call::Add { name, units } if !matches!(reply, Responder::Peer(..)) => {
+                self.add_units(&name, units, reply);
+                return self.settle();
+            }
+            Call::Add { .. } => {
+                let text = "a V is made at the site that its client asks";
+                Err(api::Error::new(Code::Unsupported, text))
             }
             Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
@@ -213,10 +225,13 @@ impl Core {
                 self.give_up(key);
                 Ok(Answer::Done)
             }
-            Call::Add { name, units } => self.add_units(&name, units),
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
-            Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
+            Call::PlanSemaphore { name, semaphore } => {
+                return self.plan_semaphore(&name, semaphore, reply);
+            }
+            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
+            Call::Leave(name) => return self.plan_leave(&name, reply),
         };
         self.respond(reply, answer);
         self.settle();

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kofm_core::epoch::{Book, Record, Standing, Survey, Tally};
 use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, Service, Stamp, Units};
 use tracing::error;
 
@@ -16,6 +17,7 @@ use crate::boottime::Moment;
 use crate::config::{MAX_SEMAPHORES, SemaphoreConfig};
 use crate::engine::{self, Move};
 use crate::names::Names;
+use crate::plan::{Plan, kinds};
 
 /// Engines that a site has over its life: they have numbers of 16 bits between sites.
 const MAX_ENGINES: usize = 60_000;
@@ -25,18 +27,40 @@ pub(crate) struct Semaphore {
     config: SemaphoreConfig,
     engine: usize,
     id: PoolId,
-    /// Units that clients of this site have added and taken.
-    pub(crate) added: u64,
-    pub(crate) taken: u64,
+    /// Units that clients of this site have added and taken, in all its lives, and what that was
+    /// when the epoch began with this value.
+    pub(crate) tally: Tally,
+    began: Tally,
+    base: u64,
+    /// Comes from the configuration, and no epoch has said so yet.
+    expected: bool,
     /// Whoever waits here.
     pub(crate) waiting: BTreeSet<(Stamp, u64)>,
     pub(crate) gone: bool,
 }
 
+impl Semaphore {
+    fn new(name: Arc<str>, config: SemaphoreConfig, engine: usize, id: PoolId) -> Self {
+        Self {
+            name,
+            base: config.value.into(),
+            config,
+            engine,
+            id,
+            tally: Tally::default(),
+            began: Tally::default(),
+            expected: false,
+            waiting: BTreeSet::new(),
+            gone: false,
+        }
+    }
+}
+
 pub(super) struct Taker {
     semaphore: usize,
     units: u32,
-    claim: Stamp,
+    /// As soon as the site may ask.
+    claim: Option<Stamp>,
     owner: Option<String>,
     /// Must not wait.
     once: bool,
@@ -52,6 +76,17 @@ impl Responder {
             Self::Local(reply) => reply.is_closed(),
             Self::Fast(_, answers) => answers.is_closed(),
             Self::Peer(..) => false,
+        }
+    }
+
+    /// Answers a client of this site, from any thread.
+    fn answer(self, answer: Result<Answer, api::Error>) {
+        match self {
+            // A client that is gone needs no answer.
+            Self::Local(reply) => drop(reply.send(answer)),
+            // There is a slot for every open call, so this fails only when the client is gone.
+            Self::Fast(number, answers) => drop(answers.try_send((number, answer))),
+            Self::Peer(..) => {}
         }
     }
 }
@@ -80,16 +115,7 @@ impl Core {
         for (id, (name, config)) in (0..).map(PoolId).zip(list) {
             let name: Arc<str> = name.into();
             self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
-            self.semaphores.push(Semaphore {
-                name,
-                config,
-                engine: number,
-                id,
-                added: 0,
-                taken: 0,
-                waiting: BTreeSet::new(),
-                gone: false,
-            });
+            self.semaphores.push(Semaphore::new(name, config, number, id));
         }
         self.engines.push(Running {
             kind,
@@ -165,20 +191,28 @@ impl Core {
             Ok(semaphore) => semaphore,
             Err(error) => return self.respond(reply, Err(error)),
         };
-        let Semaphore { engine, id, .. } = self.semaphores[semaphore];
         let once = wait == Some(Duration::ZERO);
         let timer = wait.map(|wait| {
             let wait = if once { SETTLE } else { wait };
             self.start_timer(Moment::now().after(wait), Timer::Taker(key))
         });
+        let since = Moment::now();
+        let taker = Taker { semaphore, units, claim: None, owner, once, since, timer, reply };
+        self.takers.insert(key, taker);
+        self.todo.push_back(Todo::Take(key));
+    }
+
+    /// Asks for the units of a P.
+    pub(super) fn ask_for(&mut self, key: u64) {
+        let Some(taker) = self.takers.get_mut(&key).filter(|it| it.claim.is_none()) else { return };
+        let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
         // The stamp is taken here, with nothing between it and the step.
         let claim = self.engines[engine].engine.next_stamp(self.clock);
-        let since = Moment::now();
-        let taker = Taker { semaphore, units, claim, owner, once, since, timer, reply };
-        self.takers.insert(key, taker);
+        taker.claim = Some(claim);
+        let demand = Demand::one(id, taker.units);
         self.taker_by_claim.insert((engine, claim), key);
-        self.semaphores[semaphore].waiting.insert((claim, key));
-        self.step(engine, Move::Claim { claim, demand: Demand::one(id, units) });
+        self.semaphores[taker.semaphore].waiting.insert((claim, key));
+        self.step(engine, Move::Claim { claim, demand });
     }
 
     fn may_take(
@@ -213,7 +247,7 @@ impl Core {
     /// The semaphore of that name, where it can be used.
     fn open_one(&self, name: &str) -> Result<usize, api::Error> {
         let &semaphore = self.semaphore_by_name.get(name).ok_or_else(|| unknown(name))?;
-        if !self.engines[self.semaphores[semaphore].engine].open {
+        if self.engines.get(self.semaphores[semaphore].engine).is_some_and(|it| !it.open) {
             let text = format!("semaphore `{name}` is being made; try again");
             return Err(api::Error::new(Code::InUse, text));
         }
@@ -221,36 +255,61 @@ impl Core {
     }
 
     /// V.
-    pub(super) fn add_units(&mut self, name: &str, units: u32) -> Result<Answer, api::Error> {
-        let semaphore = self.open_one(name)?;
-        if units == 0 {
-            return Err(api::Error::new(Code::Malformed, "`m` is at least 1"));
+    pub(super) fn add_units(&mut self, name: &str, units: u32, reply: Responder) {
+        let checked = self.open_one(name).and_then(|semaphore| match units {
+            0 => Err(api::Error::new(Code::Malformed, "`m` is at least 1")),
+            _ => Ok(semaphore),
+        });
+        match checked {
+            Ok(semaphore) => self.todo.push_back(Todo::Add { semaphore, units, reply }),
+            Err(error) => self.respond(reply, Err(error)),
         }
-        let Semaphore { engine, id, .. } = self.semaphores[semaphore];
+    }
+
+    pub(super) fn add_now(&mut self, semaphore: usize, units: u32, reply: Responder) {
+        let Semaphore { engine, id, ref name, gone, .. } = self.semaphores[semaphore];
+        if gone {
+            let error = unknown(name);
+            return self.respond(reply, Err(error));
+        }
         if u64::from(units) > self.engines[engine].engine.room(id) {
             let text = format!("{units} more are too many for the counter of `{name}`");
-            return Err(api::Error::new(Code::Infeasible, text));
+            return self.respond(reply, Err(api::Error::new(Code::Infeasible, text)));
         }
-        self.semaphores[semaphore].added += u64::from(units);
-        self.todo.push_back(Todo::Move(engine, Move::Add { demand: Demand::one(id, units) }));
+        self.semaphores[semaphore].tally.added += u64::from(units);
         self.happened_to(semaphore, "added", units, None, Duration::ZERO);
-        Ok(Answer::Done)
+        self.respond_when_kept(semaphore, reply, Answer::Done);
+        self.step(engine, Move::Add { demand: Demand::one(id, units) });
+    }
+
+    /// Answers as soon as the new total is on disk, where there is one.
+    fn respond_when_kept(&self, semaphore: usize, reply: Responder, answer: Answer) {
+        let Semaphore { ref config, id, tally, .. } = self.semaphores[semaphore];
+        match &self.tallies {
+            Some(tallies) => {
+                let key = (config.protocol.name().to_owned(), id);
+                tallies.write(key, tally, Box::new(move || reply.answer(Ok(answer))));
+            }
+            None => reply.answer(Ok(answer)),
+        }
     }
 
     /// A claim has its units.
     pub(super) fn taken(&mut self, engine: usize, claim: Stamp) {
         let key = self.taker_by_claim.get(&(engine, claim)).copied();
         let Some(taker) = key.and_then(|key| self.forget_taker(key)) else {
-            return error!(%claim, "units were taken that nobody waited for");
+            return match self.leaving.remove(&(engine, claim)) {
+                Some(demand) => self.step(engine, Move::Add { demand }),
+                None => error!(%claim, "units were taken that nobody waited for"),
+            };
         };
         let semaphore = taker.semaphore;
-        self.semaphores[semaphore].taken += u64::from(taker.units);
         if taker.reply.is_gone() {
             // It left before it had anything: what it would have taken is there for others.
-            self.semaphores[semaphore].added += u64::from(taker.units);
             let demand = Demand::one(self.semaphores[semaphore].id, taker.units);
-            return self.todo.push_back(Todo::Move(engine, Move::Add { demand }));
+            return self.step(engine, Move::Add { demand });
         }
+        self.semaphores[semaphore].tally.taken += u64::from(taker.units);
         let waited = Moment::now().since(taker.since);
         let answer = Taken {
             name: self.semaphores[semaphore].name.to_string(),
@@ -259,7 +318,7 @@ impl Core {
             waited_ms: millis(waited),
         };
         self.happened_to(semaphore, "taken", taker.units, taker.owner, waited);
-        self.respond(taker.reply, Ok(Answer::Taken(answer)));
+        self.respond_when_kept(semaphore, taker.reply, Answer::Taken(answer));
     }
 
     pub(super) fn not_taken(&mut self, engine: usize, claim: Stamp, reason: &Rejection) {
@@ -285,8 +344,9 @@ impl Core {
             return self.fail(key, api::Error::new(Code::Timeout, text));
         }
         let Semaphore { engine, id, ref waiting, .. } = self.semaphores[semaphore];
-        let first = waiting.first().is_some_and(|it| it.0 == claim);
-        let turn = self.engines[engine].engine.head(id).is_some_and(|head| head.claim == claim);
+        let first = waiting.first().is_none_or(|it| Some(it.0) == claim);
+        let head = self.engines.get(engine).and_then(|it| it.engine.head(id));
+        let turn = head.is_some_and(|head| Some(head.claim) == claim);
         // Before its turn nobody knows whether there are units: others may only be quicker.
         if first && !turn && Moment::now().since(since) < TRY {
             let timer = self
@@ -303,9 +363,21 @@ impl Core {
     /// Ends a P that has taken nothing.
     fn fail(&mut self, key: u64, error: api::Error) {
         let Some(taker) = self.forget_taker(key) else { return };
-        let engine = self.semaphores[taker.semaphore].engine;
-        self.todo.push_back(Todo::Move(engine, Move::Withdraw { claim: taker.claim }));
+        let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
+        if let Some(claim) = taker.claim {
+            self.leaving.insert((engine, claim), Demand::one(id, taker.units));
+            self.todo.push_back(Todo::Leave(engine, claim));
+        }
         self.respond(taker.reply, Err(error));
+    }
+
+    /// Takes back a claim; what it got in the same moment is there for others.
+    pub(super) fn leave(&mut self, engine: usize, claim: Stamp) {
+        self.step(engine, Move::Withdraw { claim });
+        let granted = |todo: &Todo| matches!(todo, Todo::Granted(_, it, _) if *it == claim);
+        if !self.todo.iter().any(granted) {
+            self.leaving.remove(&(engine, claim));
+        }
     }
 
     pub(super) fn end_all_takers(&mut self) {
@@ -318,8 +390,10 @@ impl Core {
     fn forget_taker(&mut self, key: u64) -> Option<Taker> {
         let taker = self.takers.remove(&key)?;
         let semaphore = &mut self.semaphores[taker.semaphore];
-        semaphore.waiting.remove(&(taker.claim, key));
-        self.taker_by_claim.remove(&(semaphore.engine, taker.claim));
+        if let Some(claim) = taker.claim {
+            semaphore.waiting.remove(&(claim, key));
+            self.taker_by_claim.remove(&(semaphore.engine, claim));
+        }
         if let Some(timer) = taker.timer {
             self.timers.remove(&timer);
         }
@@ -341,17 +415,156 @@ impl Core {
         self.record(api::Happening { owner, want, waited_ms, ..happening });
     }
 
+    // Epochs
+
+    /// Before the first epoch: what the configuration says.
+    pub(super) fn expect_semaphores(&mut self, plan: &Plan) {
+        for (number, kind) in kinds().into_iter().enumerate() {
+            for (id, it) in (0..).map(PoolId).zip(plan.semaphores_of(kind)) {
+                let Some((name, config)) = it else { continue };
+                let name: Arc<str> = name.into();
+                self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
+                let semaphore = Semaphore::new(name, config, number, id);
+                self.semaphores.push(Semaphore { expected: true, ..semaphore });
+            }
+        }
+    }
+
+    /// The semaphores of one protocol as an epoch has them: the place of each.
+    pub(super) fn install_semaphores(
+        &mut self,
+        number: usize,
+        kind: Kind,
+        plan: &Plan,
+        survey: &Survey,
+    ) -> Vec<usize> {
+        let mut places = Vec::new();
+        for (id, it) in (0..).map(PoolId).zip(plan.semaphores_of(kind)) {
+            let Some((name, config)) = it else {
+                places.push(usize::MAX);
+                continue;
+            };
+            let same = self.semaphore_by_name.get(name.as_str()).copied().filter(|&place| {
+                let old = &self.semaphores[place];
+                old.expected || (old.engine, old.id) == (number, id)
+            });
+            let place = same.unwrap_or_else(|| {
+                let name: Arc<str> = name.into();
+                self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
+                self.semaphores.push(Semaphore::new(name, config.clone(), number, id));
+                self.semaphores.len() - 1
+            });
+            let key = (kind.name().to_owned(), id);
+            let earlier = self.earlier.as_mut().and_then(|earlier| earlier.remove(&key));
+            let semaphore = &mut self.semaphores[place];
+            semaphore.base = survey.value(id).unwrap_or_else(|| config.value.into());
+            (semaphore.engine, semaphore.id, semaphore.config) = (number, id, config);
+            semaphore.expected = false;
+            if let Some(earlier) = earlier {
+                semaphore.tally = earlier;
+            }
+            semaphore.began = semaphore.tally;
+            places.push(place);
+        }
+        places
+    }
+
+    /// Ends what has no place in the new epoch, and lets the rest ask again where it must.
+    pub(super) fn trim_semaphores(&mut self, record: &Record<Plan>) {
+        self.leaving.clear();
+        let installed: BTreeSet<usize> = self
+            .engines
+            .iter()
+            .filter(|it| it.kind.profile().serves == Service::Semaphore)
+            .flat_map(|it| it.pools.iter().copied())
+            .collect();
+        for (place, semaphore) in self.semaphores.iter_mut().enumerate() {
+            if !installed.contains(&place) && !semaphore.gone {
+                semaphore.gone = true;
+                if self.semaphore_by_name.get(&semaphore.name) == Some(&place) {
+                    self.semaphore_by_name.remove(&semaphore.name);
+                }
+            }
+        }
+        let keys: Vec<u64> = self.takers.keys().copied().collect();
+        for key in keys {
+            let (semaphore, claim) = (self.takers[&key].semaphore, self.takers[&key].claim);
+            let Semaphore { engine, ref name, gone, .. } = self.semaphores[semaphore];
+            if gone {
+                let error = unknown(name);
+                self.fail(key, error);
+                continue;
+            }
+            let survey = record.surveys.get(engine);
+            let known = |claim| survey.is_some_and(|it| it.claims.contains_key(&claim));
+            if claim.is_some_and(|claim| !known(claim)) {
+                self.ask_again(key);
+            }
+        }
+    }
+
+    /// The claims of this life are void.
+    pub(super) fn ask_all_again(&mut self) {
+        let keys: Vec<u64> = self.takers.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.ask_again(key));
+    }
+
+    fn ask_again(&mut self, key: u64) {
+        let Some(taker) = self.takers.get_mut(&key) else { return };
+        if let Some(claim) = taker.claim.take() {
+            let semaphore = &mut self.semaphores[taker.semaphore];
+            semaphore.waiting.remove(&(claim, key));
+            self.taker_by_claim.remove(&(semaphore.engine, claim));
+            self.todo.push_back(Todo::Take(key));
+        }
+    }
+
+    /// What this site knows of semaphores, for the others.
+    pub(super) fn report_semaphores(&self, books: &mut [Book]) {
+        for (number, kind) in kinds().into_iter().enumerate() {
+            if kind.profile().serves != Service::Semaphore {
+                continue;
+            }
+            let Some(book) = books.get_mut(number) else { continue };
+            // A life that could not read what the last one did knows nothing.
+            book.tallies = self.earlier.as_ref().map(|earlier| {
+                let mine = self.semaphores.iter().filter(|it| it.engine == number && !it.expected);
+                let mine = mine.map(|it| (it.id, it.tally));
+                let earlier = earlier.iter().filter(|it| it.0.0 == kind.name());
+                earlier.map(|((_, id), tally)| (*id, *tally)).chain(mine).collect()
+            });
+        }
+        for taker in self.takers.values() {
+            let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
+            if let (Some(claim), Some(book)) = (taker.claim, books.get_mut(engine)) {
+                let standing = Standing { demand: Demand::one(id, taker.units), held: None };
+                book.claims.insert(claim, standing);
+            }
+        }
+    }
+
+    /// Sites that may have taken more than is known.
+    fn unsure(&self, engine: usize) -> Vec<String> {
+        let record = self.change.as_ref().map(|change| change.record());
+        let survey = record.and_then(|record| record.surveys.get(engine));
+        let counts = survey.and_then(|survey| survey.counts.as_ref());
+        let unsure = counts.into_iter().flat_map(|counts| counts.unsure.iter());
+        unsure.map(|site| self.site_name(site)).collect()
+    }
+
     pub(super) fn semaphore_shares(&self) -> Vec<SemaphoreShare> {
         let now = Moment::now();
         let list = self.semaphores.iter().filter(|it| !it.gone);
         let share = |it: &Semaphore| SemaphoreShare {
             name: it.name.to_string(),
             protocol: it.config.protocol.name().to_owned(),
-            first: it.config.value,
-            added: it.added,
-            taken: it.taken,
+            first: it.base,
+            added: it.tally.added - it.began.added,
+            taken: it.tally.taken - it.began.taken,
+            unsure: self.unsure(it.engine),
             waiting: it.waiting.len() as u64,
-            head: self.engines[it.engine].engine.head(it.id).and_then(|head| {
+            head: self.engines.get(it.engine).and_then(|engine| {
+                let head = engine.engine.head(it.id)?;
                 let key = self.taker_by_claim.get(&(it.engine, head.claim))?;
                 let taker = self.takers.get(key)?;
                 Some(Head {
