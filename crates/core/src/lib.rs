@@ -55,7 +55,7 @@ mod types;
 
 pub use protocol::{
     Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, step,
+    Protocol, Rejection, SURVIVES, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};
