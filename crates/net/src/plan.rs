@@ -28,7 +28,10 @@ pub(crate) struct Plan {
 pub(crate) struct PlannedPool {
     /// Its number among the pools of its protocol, as long as it lives.
     pub id: PoolId,
+    /// What the protocol shares out: the most that it ever had.
     pub units: u32,
+    /// What people see; the difference is taken out as it becomes free.
+    pub target: u32,
     pub names: Vec<String>,
     pub protocol: String,
     pub on_expiry: u8,
@@ -42,6 +45,7 @@ impl PlannedPool {
         Self {
             id,
             units: pool.units,
+            target: pool.units,
             names: pool.names.clone(),
             protocol: pool.protocol.name().to_owned(),
             on_expiry: match pool.on_expiry {
@@ -54,7 +58,7 @@ impl PlannedPool {
         }
     }
 
-    /// Nothing where a site of a later version made it.
+    /// As the protocol has it; nothing where a site of a later version made it.
     pub(crate) fn config(&self) -> Option<PoolConfig> {
         Some(PoolConfig {
             units: self.units,
@@ -97,7 +101,14 @@ impl Plan {
             self.pools.values().any(|other| other.protocol == protocol && other.id == *id)
         };
         let id = same.or_else(|| (0..).map(PoolId).find(|id| !taken(id))).unwrap_or(PoolId(0));
-        self.pools.insert(name.to_owned(), PlannedPool::new(id, pool));
+        let old = self.pools.get(name).filter(|_| same.is_some());
+        let mut made = PlannedPool::new(id, pool);
+        // Those who hold units keep them, so that a pool is made smaller only in what is shown.
+        if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
+            made.units = old.units;
+            made.names.clone_from(&old.names);
+        }
+        self.pools.insert(name.to_owned(), made);
     }
 
     /// The pools of one protocol by their numbers; nothing where one was removed.
@@ -123,6 +134,11 @@ impl Plan {
         };
         kinds().into_iter().map(stay).collect()
     }
+}
+
+/// Whether a pool keeps the names that it has.
+fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
+    new.names.is_empty() || old.names == new.names
 }
 
 /// What is left of a demand, where some pools are gone.

@@ -38,13 +38,15 @@ use self::journal::Journal;
 use self::keeper::News;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
+use crate::config::{
+    Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named,
+};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{Plan, PlannedPool};
-use crate::store::{Beat, Pulse, Store};
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
+use crate::store::{Beat, Pulse, Store};
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -538,7 +540,11 @@ impl Site {
         let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
         let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
         if self.0.view.is_some() {
-            let moves = old.is_some_and(|old| old.protocol != protocol);
+            // Which units there are may change only while nobody has one; more may come any time.
+            let moves = old.is_some_and(|old| {
+                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
+                old.protocol != protocol || named
+            });
             if old.is_none() && pools.len() >= MAX_POOLS {
                 let text = format!("there are {MAX_POOLS} pools");
                 return Err(api::Error::new(Code::TooMany, text));

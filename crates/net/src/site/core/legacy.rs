@@ -84,9 +84,10 @@ impl Core {
         let granted = self.requests.iter().filter(|it| it.1.state == State::Granted);
         let granted: Vec<u64> = granted.map(|it| *it.0).collect();
         let leases: Vec<Saved> = granted.iter().filter_map(|&key| self.saved(key)).collect();
-        let idle = self.engines.iter().map(|running| {
-            running.engine.idle_units().unwrap_or_else(|| running.names.idle())
-        });
+        let idle = self
+            .engines
+            .iter()
+            .map(|running| running.engine.idle_units().unwrap_or_else(|| running.names.idle()));
         let idle = idle.collect();
         let (clock, count) = (self.clock, leases.len());
         if let Some(journal) = &mut self.journal {
@@ -181,7 +182,8 @@ impl Core {
         info!(claims = taken.len(), "went on with leases of the last life");
         // What was confirmed and cannot be gone on with is given back.
         for (engine, survey) in record.surveys.iter().enumerate() {
-            let mine = survey.of(self.me).filter(|(claim, _)| !taken.contains_key(&(engine, *claim)));
+            let mine =
+                survey.of(self.me).filter(|(claim, _)| !taken.contains_key(&(engine, *claim)));
             for (claim, standing) in mine {
                 let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
                 for unit in standing.held.iter().flatten() {
