@@ -7,6 +7,7 @@
 pub mod exhaustive;
 pub mod faults;
 pub mod history;
+pub mod mortal;
 pub mod oracle;
 pub mod report;
 pub mod rng;

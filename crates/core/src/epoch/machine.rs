@@ -26,6 +26,8 @@ pub enum Input<C> {
     /// This is in the store now, or was: the answer to a proposal, or read there, or heard from
     /// somebody who did.
     Decided(Arc<Record<C>>),
+    /// The answer to [`Effect::Freeze`]: what this site has.
+    Frozen(Report),
     /// The members that this site believes to be gone; replaces what it believed before.
     Suspect(SiteSet),
     /// This is what the members should share.
@@ -68,8 +70,8 @@ pub enum Message<C> {
     },
     /// A change is needed, and it is yours to make.
     Wish {
-        /// Members that seem to be gone.
-        suspects: SiteSet,
+        /// Members that seem to be gone, in which life.
+        suspects: BTreeMap<SiteId, u64>,
         /// Sites that want to join.
         joins: BTreeMap<SiteId, Report>,
         /// What the members should share, where that should change.
@@ -91,7 +93,9 @@ pub enum Effect<C> {
         /// What.
         message: Message<C>,
     },
-    /// No protocol takes a step from now on, until `Resume`.
+    /// No protocol takes a step from now on, until `Resume`. To be answered at once with
+    /// [`Input::Frozen`]: the live claims of the clients and the idle units of the protocols, as
+    /// all effects before this one have left them.
     Freeze,
     /// Offer this to the store: it replaces the record with the epoch before, or nothing. The
     /// answer is [`Input::Decided`] with what the store then has.
@@ -129,11 +133,13 @@ pub struct Epochs<C, R = Sound> {
     leased: bool,
     /// The newest epoch that each site has installed, as far as it has said.
     ready: BTreeMap<SiteId, u64>,
-    /// Sites that asked for a report of an epoch that is not known here yet.
+    /// Sites that asked for a report, and of which epoch; it may not be known here yet.
     asked: BTreeMap<SiteId, u64>,
+    /// What this site has, while it is frozen.
+    report: Option<Report>,
     wish: Wish<C>,
     /// Whom other members believe to be gone, by who says so.
-    rumours: BTreeMap<SiteId, SiteSet>,
+    rumours: BTreeMap<SiteId, BTreeMap<SiteId, u64>>,
     /// The wish as it was passed on, and to whom.
     told: Option<(SiteId, u64, Wish<C>)>,
     /// The change that is being made here.
@@ -144,7 +150,7 @@ pub struct Epochs<C, R = Sound> {
 /// What this site wants to be different.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Wish<C> {
-    suspects: SiteSet,
+    suspects: BTreeMap<SiteId, u64>,
     joins: BTreeMap<SiteId, Report>,
     plan: Option<C>,
     over: u64,
@@ -170,7 +176,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             leased: false,
             ready: BTreeMap::new(),
             asked: BTreeMap::new(),
-            wish: Wish { suspects: SiteSet::new(), joins: BTreeMap::new(), plan: None, over: 0 },
+            report: None,
+            wish: Wish { suspects: BTreeMap::new(), joins: BTreeMap::new(), plan: None, over: 0 },
             rumours: BTreeMap::new(),
             told: None,
             change: None,
@@ -215,22 +222,23 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             || R::SLIP == Some(Slip::IgnoresIncarnation) && member.is_some()
     }
 
-    /// Takes an input. `report` says what this site has, and is asked when that is to be told: the
-    /// clients' books and the idle units of the protocols, as they are.
-    pub fn step(&mut self, input: Input<C>, report: &dyn Fn() -> Report, out: &mut Vec<Effect<C>>) {
+    /// Takes an input.
+    pub fn step(&mut self, input: Input<C>, out: &mut Vec<Effect<C>>) {
         match input {
-            Input::Deliver { from, message } => self.deliver(from, message, report, out),
-            Input::Decided(record) => self.learn(record, report, out),
+            Input::Deliver { from, message } => self.deliver(from, message, out),
+            Input::Decided(record) => self.learn(record, out),
+            Input::Frozen(report) => self.frozen(report, out),
             Input::Suspect(sites) => {
-                self.wish.suspects = sites;
-                self.wish.suspects.remove(self.me);
+                let members = self.record.members.iter();
+                let gone = members.filter(|(site, _)| sites.contains(**site));
+                self.wish.suspects = gone.map(|(&site, &life)| (site, life)).collect();
             }
             Input::Configure(plan) => self.wish.plan = Some(plan),
             Input::Over(epoch) => self.wish.over = self.wish.over.max(epoch),
             Input::Lease(valid) => self.leased = valid,
             Input::Join { site, report } => self.wish_join(site, report),
         }
-        self.pursue(report, out);
+        self.pursue(out);
     }
 
     /// A protocol's message of this epoch has come: whether to take it. Whoever sent it has seen
@@ -248,15 +256,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         self.phase == Phase::Running
     }
 
-    fn deliver(
-        &mut self,
-        from: SiteId,
-        message: Message<C>,
-        report: &dyn Fn() -> Report,
-        out: &mut Vec<Effect<C>>,
-    ) {
+    fn deliver(&mut self, from: SiteId, message: Message<C>, out: &mut Vec<Effect<C>>) {
         match message {
-            Message::Freeze { epoch } => self.on_freeze(from, epoch, report, out),
+            Message::Freeze { epoch } => self.on_freeze(from, epoch, out),
             Message::Report { epoch, report } => {
                 let is_member = self.record.members.get(&from) == Some(&report.incarnation);
                 let same = epoch == self.record.epoch || R::SLIP == Some(Slip::TakesOldReports);
@@ -267,7 +269,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                     change.reports.insert(from, report);
                 }
             }
-            Message::Commit(record) => self.learn(record, report, out),
+            Message::Commit(record) => self.learn(record, out),
             Message::Ready { epoch } => {
                 let known = self.ready.entry(from).or_default();
                 *known = epoch.max(*known);
@@ -294,34 +296,40 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         }
     }
 
-    fn on_freeze(
-        &mut self,
-        from: SiteId,
-        epoch: u64,
-        report: &dyn Fn() -> Report,
-        out: &mut Vec<Effect<C>>,
-    ) {
+    fn on_freeze(&mut self, from: SiteId, epoch: u64, out: &mut Vec<Effect<C>>) {
         if epoch < self.record.epoch {
             let message = Message::Commit(Arc::clone(&self.record));
             out.push(Effect::Send { to: from, message });
-        } else if epoch > self.record.epoch {
+        } else {
             self.asked.insert(from, epoch);
-        } else if self.phase != Phase::Outside {
-            self.freeze(out);
-            let message = Message::Report { epoch, report: self.tell(report) };
-            out.push(Effect::Send { to: from, message });
+            self.answer(out);
+        }
+    }
+
+    /// Reports to whoever asked, or freezes first.
+    fn answer(&mut self, out: &mut Vec<Effect<C>>) {
+        let epoch = self.record.epoch;
+        self.asked.retain(|_, asked| *asked >= epoch);
+        if self.phase == Phase::Outside || self.asked.values().all(|&asked| asked > epoch) {
+            return;
+        }
+        let Some(report) = self.report.clone() else { return self.freeze(out) };
+        for (to, _) in self.asked.extract_if(.., |_, asked| *asked == epoch) {
+            let message = Message::Report { epoch, report: report.clone() };
+            out.push(Effect::Send { to, message });
         }
     }
 
     fn freeze(&mut self, out: &mut Vec<Effect<C>>) {
-        if self.phase != Phase::Frozen && R::SLIP != Some(Slip::ReportsAndGoesOn) {
-            self.phase = Phase::Frozen;
+        if self.report.is_none() && self.phase != Phase::Frozen {
+            if R::SLIP != Some(Slip::ReportsAndGoesOn) {
+                self.phase = Phase::Frozen;
+            }
             out.push(Effect::Freeze);
         }
     }
 
-    fn tell(&self, report: &dyn Fn() -> Report) -> Report {
-        let mut report = report();
+    fn frozen(&mut self, mut report: Report, out: &mut Vec<Effect<C>>) {
         report.incarnation = self.incarnation;
         for book in &mut report.books {
             match R::SLIP {
@@ -330,16 +338,15 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 _ => {}
             }
         }
-        report
+        if let Some(change) = &mut self.change {
+            change.reports.insert(self.me, report.clone());
+        }
+        self.report = Some(report);
+        self.answer(out);
     }
 
     /// A record that the store has, or had.
-    fn learn(
-        &mut self,
-        record: Arc<Record<C>>,
-        report: &dyn Fn() -> Report,
-        out: &mut Vec<Effect<C>>,
-    ) {
+    fn learn(&mut self, record: Arc<Record<C>>, out: &mut Vec<Effect<C>>) {
         let starts = record.epoch == self.record.epoch && self.phase == Phase::Outside;
         if record.epoch <= self.record.epoch && !(starts && self.is_member()) {
             return;
@@ -349,6 +356,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         self.record = Arc::clone(&record);
         self.rumours.clear();
         self.told = None;
+        self.report = None;
+        self.ready.retain(|_, ready| *ready >= record.epoch);
         if ours.is_some_and(|ours| ours == record) {
             self.tell_members(&Message::Commit(Arc::clone(&record)), out);
         }
@@ -358,13 +367,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             self.phase = Phase::Outside;
             out.push(Effect::Depart(record));
         }
-        let epoch = self.record.epoch;
-        let asked: Vec<SiteId> =
-            self.asked.iter().filter(|entry| *entry.1 == epoch).map(|entry| *entry.0).collect();
-        self.asked.retain(|_, asked| *asked > epoch);
-        for from in asked {
-            self.on_freeze(from, epoch, report, out);
-        }
+        self.answer(out);
     }
 
     fn install(&mut self, out: &mut Vec<Effect<C>>) {
@@ -399,7 +402,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     }
 
     /// Makes a change that is wanted, or passes on the wish to whoever should.
-    fn pursue(&mut self, report: &dyn Fn() -> Report, out: &mut Vec<Effect<C>>) {
+    fn pursue(&mut self, out: &mut Vec<Effect<C>>) {
         if self.phase == Phase::Outside {
             return;
         }
@@ -416,7 +419,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 return;
             }
             self.freeze(out);
-            let reports = BTreeMap::from([(self.me, self.tell(report))]);
+            let report = self.report.clone();
+            let reports = report.map(|report| (self.me, report)).into_iter().collect();
             self.change = Some(Change { asked: SiteSet::new(), reports, proposed: None });
         }
         // A change that was begun is finished, wanted or not: others have frozen.
@@ -446,9 +450,10 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     /// Whom this site or another member believes to be gone.
     fn suspects(&self) -> SiteSet {
-        let rumours = self.rumours.values().flat_map(SiteSet::iter);
-        let all = self.wish.suspects.iter().chain(rumours);
-        all.filter(|site| *site != self.me && self.record.members.contains_key(site)).collect()
+        let all = self.rumours.values().chain([&self.wish.suspects]).flatten();
+        let members = &self.record.members;
+        let gone = all.filter(|(site, life)| members.get(site) == Some(life));
+        gone.map(|(&site, _)| site).filter(|&site| site != self.me).collect()
     }
 
     /// The members that are to stay in the life that they have.
@@ -465,15 +470,14 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn forget_fulfilled(&mut self) {
         let record = &self.record;
-        let departed: Vec<SiteId> =
-            self.wish.suspects.iter().filter(|site| !record.members.contains_key(site)).collect();
-        for site in departed {
-            self.wish.suspects.remove(site);
-        }
+        self.wish.suspects.retain(|site, life| record.members.get(site) == Some(life));
         self.wish.joins.retain(|site, report| {
             record.members.get(site).is_none_or(|&known| known < report.incarnation)
         });
         self.wish.plan.take_if(|plan| *plan == record.plan);
+        if record.quarantine.keys().all(|&since| since > self.wish.over) {
+            self.wish.over = 0;
+        }
     }
 
     fn wants_change(&self) -> bool {
@@ -507,6 +511,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             if R::SLIP == Some(Slip::ResumesUndecided) {
                 self.record = next;
                 self.change = None;
+                self.report = None;
                 self.install(out);
             }
         }

@@ -1,6 +1,6 @@
 //! One site with one protocol in a cluster that changes.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -204,28 +204,24 @@ impl<P: Protocol, R: Rules> Member<P, R> {
 
     fn change(&mut self, input: machine::Input<Cluster>, out: &mut MemberEffects<P>) {
         let mut effects = Vec::new();
-        let (protocol, claims, clock) = (&self.protocol, &self.claims, self.clock);
-        let report = || Report {
-            incarnation: 0,
-            clock,
-            books: Vec::from([Book {
-                claims: claims.clone(),
-                idle: protocol.as_ref().and_then(P::idle_units),
-            }]),
-        };
-        self.epochs.step(input, &report, &mut effects);
+        self.epochs.step(input, &mut effects);
         self.carry_out(effects, out);
     }
 
     fn carry_out(&mut self, effects: Vec<machine::Effect<Cluster>>, out: &mut MemberEffects<P>) {
-        for effect in effects {
+        let mut todo = VecDeque::from(effects);
+        while let Some(effect) = todo.pop_front() {
             match effect {
                 machine::Effect::Send { to, message } => {
                     let frame = Frame::Change(message);
                     out.push(MemberEffect::Send { to, frame, serves: None });
                 }
                 machine::Effect::Propose(record) => out.push(MemberEffect::Propose(record)),
-                machine::Effect::Freeze => {}
+                machine::Effect::Freeze => {
+                    let mut more = Vec::new();
+                    self.epochs.step(machine::Input::Frozen(self.report()), &mut more);
+                    todo.extend(more);
+                }
                 machine::Effect::Install(record) => self.install(&record, out),
                 machine::Effect::Resume => self.resume(out),
                 machine::Effect::Depart(_) => {
@@ -234,6 +230,16 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                     out.push(MemberEffect::Departed);
                 }
             }
+        }
+    }
+
+    fn report(&self) -> Report {
+        let idle = self.protocol.as_ref().and_then(P::idle_units);
+        let book = Book { claims: self.claims.clone(), idle };
+        Report {
+            incarnation: self.epochs.incarnation(),
+            clock: self.clock,
+            books: Vec::from([book]),
         }
     }
 

@@ -45,6 +45,8 @@ pub enum Slip {
     ResumesUndecided,
     /// A member is taken for itself in whatever life it is.
     IgnoresIncarnation,
+    /// A site that comes back calls itself as before.
+    ReusesIncarnation,
     /// A member that is not in the record goes on.
     NeverDeparts,
     /// A site grants without a lease.

@@ -34,6 +34,8 @@ pub struct Ledger {
 struct Queues {
     /// Units of the pool, with those that nobody may use at present.
     units: Units,
+    /// The most that a claim can have: more where the pool was larger once.
+    most: Units,
     mine: Line,
     all: Line,
     /// Own claims on this pool that wait.
@@ -86,6 +88,7 @@ impl Ledger {
     fn with(me: SiteId, cluster: &Cluster, usable: impl Fn(PoolId, Units) -> Units) -> Self {
         let queues = |(id, &units): (PoolId, &Units)| Queues {
             units,
+            most: units,
             mine: Line::new(usable(id, units).saturating_sub(Units(1))),
             all: Line::new(usable(id, units)),
             waiting: BTreeSet::new(),
@@ -111,6 +114,7 @@ impl Ledger {
             let held = standing.held.is_some();
             for (pool, units) in standing.demand.parts() {
                 let queues = &mut book.pools[pool.index()];
+                queues.most = queues.most.max(units);
                 if own {
                     queues.mine.set(claim, units);
                 }
@@ -306,6 +310,11 @@ impl Ledger {
         if site.0 < self.sites { Ok(()) } else { Err(PeerFault::UnknownSite(site)) }
     }
 
+    fn most(&self, pool: PoolId) -> Result<Units, PeerFault> {
+        let queues = self.pools.get(pool.index());
+        queues.map(|queues| queues.most).ok_or(PeerFault::UnknownPool(pool))
+    }
+
     /// Whether `claim` can be another site's, and ask for this or have it.
     pub fn check_demand(&self, claim: Stamp, demand: &Demand) -> Result<(), PeerFault> {
         self.check_site(claim.site)?;
@@ -313,8 +322,7 @@ impl Ledger {
             return Err(PeerFault::ForeignClaim(claim));
         }
         for (pool, units) in demand.parts() {
-            let capacity = self.capacity(pool).ok_or(PeerFault::UnknownPool(pool))?;
-            if units > capacity {
+            if units > self.most(pool)? {
                 return Err(PeerFault::TooManyUnits(claim));
             }
         }
@@ -328,8 +336,7 @@ impl Ledger {
             if ahead.claim.site == self.me {
                 return Err(PeerFault::ForeignClaim(ahead.claim));
             }
-            let capacity = self.capacity(ahead.pool).ok_or(PeerFault::UnknownPool(ahead.pool))?;
-            if ahead.units.is_zero() || ahead.units > capacity {
+            if ahead.units.is_zero() || ahead.units > self.most(ahead.pool)? {
                 return Err(PeerFault::TooManyUnits(ahead.claim));
             }
         }

@@ -2,22 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says what it expects by failing")]
 
-use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 
-use hashbrown::HashSet;
 use kofm_core::protocols::roaming::{Ask, Message, Part, Roaming, Rules, Sound, Stock, Trail};
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, PoolId, Protocol, SiteId, Stamp,
-    Unit, Units, step,
+    Clock, Cluster, Demand, Effects, Input, PoolId, Protocol, SiteId, Stamp, Units, step,
 };
 use kofm_sim::exhaustive::explore;
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
 use kofm_sim::seeded::{Blind, Setup, run};
 use kofm_sim::span::Span;
-use kofm_sim::world::{Action, Script, World as Cast};
-use rustc_hash::FxBuildHasher;
+use kofm_sim::world::Script;
 
 /// The rules of large clusters, in small ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

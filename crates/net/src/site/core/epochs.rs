@@ -9,7 +9,7 @@
 //! Where all sites live in one process they live and die together; such a cluster has one epoch,
 //! and nothing of this.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -268,7 +268,7 @@ impl Core {
         let Some(mut change) = self.change.take() else { return };
         let mut effects = Vec::new();
         let epoch = change.epochs.record().epoch;
-        change.epochs.step(input, &|| self.report(), &mut effects);
+        change.epochs.step(input, &mut effects);
         if change.epochs.record().epoch != epoch {
             // The keeper beats in the epoch that is known here, whoever is in it.
             change.publish();
@@ -279,10 +279,18 @@ impl Core {
 
     fn carry_out_change(&mut self, effects: Vec<Effect<Plan>>) {
         let news = !effects.is_empty();
-        for effect in effects {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Send { to, message } => self.tell_change(to, &message),
-                Effect::Freeze => {}
+                Effect::Freeze => {
+                    let frozen = Input::Frozen(self.report());
+                    let mut more = Vec::new();
+                    if let Some(change) = &mut self.change {
+                        change.epochs.step(frozen, &mut more);
+                    }
+                    effects.extend(more);
+                }
                 Effect::Propose(record) => {
                     if let Some(change) = &mut self.change {
                         change.proposal = Some(record);

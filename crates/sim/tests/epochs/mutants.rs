@@ -1,0 +1,86 @@
+//! Epochs broken on purpose. Each must be caught; a harness that lets one live is worth nothing.
+
+use std::panic::catch_unwind;
+
+use kofm_core::Protocol;
+use kofm_core::epoch::{Rules, Slip};
+use kofm_core::protocols::permission::Permission;
+use kofm_core::protocols::roaming::Roaming;
+
+use crate::exhaustive::{CRASH, Case, DOUBT, RESTART};
+
+macro_rules! slips {
+    ($($slip:ident),* $(,)?) => {
+        $(
+            #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+            struct $slip;
+            impl Rules for $slip {
+                const SLIP: Option<Slip> = Some(Slip::$slip);
+            }
+        )*
+        /// The name, and what finds it.
+        const ALL: &[(&str, fn() -> Option<String>)] = &[$((stringify!($slip), find::<$slip>)),*];
+    };
+}
+
+slips! {
+    SkipsQuarantine,
+    EndsEveryQuarantine,
+    NeverEndsQuarantine,
+    ResumesBeforeBarrier,
+    IgnoresEpoch,
+    ReportsAndGoesOn,
+    LosesWaiting,
+    LosesHeld,
+    TakesOldReports,
+    ProposesTooEarly,
+    ResumesUndecided,
+    IgnoresIncarnation,
+    ReusesIncarnation,
+    NeverDeparts,
+    GrantsWithoutLease,
+    ClocksDoNotLeap,
+}
+
+fn find<R: Rules>() -> Option<String> {
+    for (name, budget) in [("crash", CRASH), ("restart", RESTART), ("doubt", DOUBT)] {
+        for rounds in [[1, 0, 0], [1, 1, 0]] {
+            let case = Case(1, &[1], rounds, budget);
+            let found =
+                search::<Permission, R>(name, case).or_else(|| search::<Roaming, R>(name, case));
+            if found.is_some() {
+                return found;
+            }
+        }
+    }
+    None
+}
+
+fn search<P: Protocol, R: Rules>(name: &str, case: Case) -> Option<String> {
+    let found = catch_unwind(|| case.explore::<P, R>(300_000));
+    let Ok(found) = found else { return Some(format!("{} {name}: panic", P::NAME)) };
+    let (violation, way) = found.violation?;
+    let (property, detail) = (violation.property, violation.detail);
+    if std::env::var_os("WAYS").is_some() {
+        println!("{detail}\n{}", way.join("\n"));
+    }
+    Some(format!(
+        "checker, {} {name}, {property}, {} states, {} steps",
+        P::NAME,
+        found.states,
+        way.len()
+    ))
+}
+
+#[test]
+fn every_slip_is_caught() {
+    let mut missed = Vec::new();
+    for (name, find) in ALL {
+        let found = find();
+        println!("| {name} | {} |", found.as_deref().unwrap_or("not found"));
+        if found.is_none() {
+            missed.push(name);
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
