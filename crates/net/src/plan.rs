@@ -100,7 +100,8 @@ impl Plan {
         let taken = |id: &PoolId| {
             self.pools.values().any(|other| other.protocol == protocol && other.id == *id)
         };
-        let id = same.or_else(|| (0..).map(PoolId).find(|id| !taken(id))).unwrap_or(PoolId(0));
+        let id =
+            same.or_else(|| (0..u16::MAX).map(PoolId).find(|id| !taken(id))).unwrap_or(PoolId(0));
         let old = self.pools.get(name).filter(|_| same.is_some());
         let mut made = PlannedPool::new(id, pool);
         // Those who hold units keep them, so that a pool is made smaller only in what is shown.

@@ -44,7 +44,7 @@ const GONE: Duration = Duration::from_millis(300);
 /// What a site needs for epochs.
 pub(crate) struct Change {
     pub(super) epochs: Epochs<Plan>,
-    /// T_s.
+    /// The site lease.
     pub(super) lease: Duration,
     /// Until when this site may grant.
     pub(super) leased: Option<Moment>,
@@ -735,7 +735,13 @@ impl Core {
             .collect();
         let ended = self.todo.iter().filter_map(|todo| match todo {
             Todo::Undo(_, part) => Some(part),
-            _ => None,
+            Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Move(..)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Granted(..)
+            | Todo::Rejected(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| &request.parts);
         for part in parts.chain(ended) {
