@@ -63,4 +63,6 @@ mod survey;
 pub use machine::{Effect, Epochs, Input, Message, Phase};
 pub use member::{Frame, Member, MemberEffect, MemberEffects, MemberInput};
 pub use rules::{Rules, Slip, Sound};
-pub use survey::{Book, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
+pub use survey::{
+    Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Tally, Withheld,
+};

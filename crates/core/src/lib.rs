@@ -46,6 +46,7 @@
 extern crate alloc;
 
 pub mod epoch;
+mod grouping;
 pub mod parts;
 mod protocol;
 pub mod protocols;
@@ -53,9 +54,10 @@ pub mod quorums;
 pub mod topology;
 mod types;
 
+pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
-    Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, step,
+    Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
+    Profile, Protocol, Rejection, Service, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

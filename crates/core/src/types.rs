@@ -9,6 +9,7 @@ use core::ops::{Add, AddAssign, Sub, SubAssign};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::grouping::{Grouping, GroupingError};
 use crate::parts::SiteSet;
 use crate::quorums::Arbitration;
 use crate::topology::Topology;
@@ -301,6 +302,9 @@ pub struct Cluster {
     /// because stamps contain it.
     #[serde(default, skip_serializing_if = "SiteSet::is_empty")]
     pub absent: SiteSet,
+    /// Who works with whom, for protocols that serve groups; see [`Cluster::grouping`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Grouping>,
 }
 
 impl Cluster {
@@ -312,6 +316,26 @@ impl Cluster {
             topology: Topology::Full,
             arbitration: BTreeMap::new(),
             absent: SiteSet::new(),
+            groups: None,
+        }
+    }
+
+    /// The processes of a grouping, one per site, and its resources as the units of one pool.
+    pub fn of_groups(groups: Grouping) -> Self {
+        let (sites, units) = (groups.processes(), groups.resources());
+        Self { groups: Some(groups), ..Self::new(sites, units) }
+    }
+
+    /// Who works with whom: as given, or else the usual for so many sites and units. Whoever makes a
+    /// cluster for a protocol that serves groups asks this first.
+    pub fn grouping(&self) -> Result<Grouping, GroupingError> {
+        let units = self.pools.first().map_or(1, |units| units.0);
+        match &self.groups {
+            Some(groups) if groups.processes() != self.sites || groups.resources() > units => {
+                Err(GroupingError::Size)
+            }
+            Some(groups) => Ok(groups.clone()),
+            None => Grouping::usual(self.sites, units),
         }
     }
 

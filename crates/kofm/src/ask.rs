@@ -98,7 +98,7 @@ impl Demand {
     }
 }
 
-fn owner() -> String {
+pub(crate) fn owner() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
     let host = rustix::system::uname();

@@ -40,12 +40,13 @@ impl CheckConfig {
         let config = read(&self.config)?;
         access(config.token_file.as_deref())?;
         println!(
-            "{}: site {} of {} in cluster {}, {} pools",
+            "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
             self.config.display(),
             config.site,
             config.members.len(),
             config.cluster,
-            config.pools.len()
+            config.pools.len(),
+            config.semaphores.len()
         );
         for (name, pool) in &config.pools {
             println!(
@@ -54,6 +55,9 @@ impl CheckConfig {
                 pool.protocol.name(),
                 pool.on_expiry.name()
             );
+        }
+        for (name, it) in &config.semaphores {
+            println!("  {name}: a semaphore of {}, {}", it.value, it.protocol.name());
         }
         Ok(())
     }

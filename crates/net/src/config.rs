@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
-use kofm_core::{Cluster, Kind, PoolId, SiteId};
+use kofm_core::{Cluster, Kind, PoolId, Service, SiteId};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -20,6 +20,8 @@ use crate::engine::runs_in_a_site;
 pub const MAX_SITES: usize = 1000;
 /// Pools in a cluster.
 pub const MAX_POOLS: usize = 20_000;
+/// Semaphores in a cluster.
+pub const MAX_SEMAPHORES: usize = 20_000;
 /// Units in a pool.
 pub const MAX_UNITS: u32 = 1_000_000;
 
@@ -46,6 +48,8 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// The pools, by name: what a cluster begins with. It keeps later changes itself.
     pub pools: BTreeMap<String, PoolConfig>,
+    /// The semaphores, by name. A pool may have the same one.
+    pub semaphores: BTreeMap<String, SemaphoreConfig>,
     /// How long a site may grant after it last reached a majority of the members, or etcd. Client
     /// leases end with it, and what a dead site gave away comes back after it.
     pub site_lease: Duration,
@@ -57,6 +61,27 @@ pub struct Config {
     /// The numbers of the members, where the cluster has given them; otherwise their places.
     pub(crate) numbers: BTreeMap<String, SiteId>,
 }
+
+/// One semaphore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SemaphoreConfig {
+    /// The value that it begins with.
+    pub value: u32,
+    /// How it is shared.
+    pub protocol: Kind,
+    /// Who decides, where the protocol asks arbiters; without it the best that there is.
+    pub arbitration: Option<Arbitration>,
+}
+
+impl SemaphoreConfig {
+    /// A semaphore of this value, shared by the default protocol.
+    pub const fn new(value: u32) -> Self {
+        Self { value, protocol: DEFAULT_SEMAPHORE, arbitration: None }
+    }
+}
+
+/// The protocol of semaphores that name none: the fewest messages for a P.
+pub const DEFAULT_SEMAPHORE: Kind = Kind::SemToken;
 
 /// What a site writes to its disk about leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,19 +132,29 @@ pub fn default_protocol() -> Kind {
     Kind::Permission
 }
 
-/// The protocol of that name, if sites run it.
+/// The protocol of that name, if sites share pools by it.
 pub fn protocol_named(name: &str) -> Result<Kind, String> {
+    served(Service::Pool, "pools", name)
+}
+
+/// The protocol of that name, if sites share semaphores by it.
+pub fn semaphore_protocol_named(name: &str) -> Result<Kind, String> {
+    served(Service::Semaphore, "semaphores", name)
+}
+
+fn served(service: Service, what: &str, name: &str) -> Result<Kind, String> {
+    let serves = |kind: &Kind| runs_in_a_site(*kind) && kind.profile().serves == service;
+    let names = || {
+        let names = Kind::ALL.iter().filter(|kind| serves(kind)).map(|kind| kind.name());
+        names.collect::<Vec<&str>>().join(", ")
+    };
     match Kind::named(name) {
-        Some(kind) if runs_in_a_site(kind) => Ok(kind),
-        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
-        None => {
-            let names: Vec<&str> = Kind::ALL
-                .iter()
-                .filter(|&&kind| runs_in_a_site(kind))
-                .map(|kind| kind.name())
-                .collect();
-            Err(format!("there is no protocol `{name}`; there are {}", names.join(", ")))
+        Some(kind) if serves(&kind) => Ok(kind),
+        Some(kind) if runs_in_a_site(kind) => {
+            Err(format!("protocol `{name}` is not for {what}; those have {}", names()))
         }
+        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
+        None => Err(format!("there is no protocol `{name}`; there are {}", names())),
     }
 }
 
@@ -132,7 +167,19 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Err(format!("`{name}` is no name; use up to 64 letters, digits, `-`, `_` and `.`"))
 }
 
+/// What the name of a hidden pool begins with: one unit for each site, which gangs take so that a
+/// member is in one gang at a time. No other pool can be called so.
+pub(crate) const SEAT: &str = "@";
+
 impl Config {
+    /// The same with a seat for each member.
+    pub(crate) fn with_seats(mut self) -> Self {
+        for member in self.members.keys() {
+            self.pools.entry(format!("{SEAT}{member}")).or_insert_with(|| PoolConfig::new(1));
+        }
+        self
+    }
+
     /// A cluster of one site that nobody listens to: add pools, and start it.
     pub fn single(site: &str) -> Self {
         Self {
@@ -145,6 +192,7 @@ impl Config {
             state_dir: None,
             token_file: None,
             pools: BTreeMap::new(),
+            semaphores: BTreeMap::new(),
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
             durability: Durability::None,
@@ -172,7 +220,12 @@ impl Config {
         // With etcd, sites come and go.
         let fixed = self.etcd.is_empty();
         let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
-        let text = format!("{names:?}{:?}", self.site_lease);
+        let semaphores: Vec<_> = self
+            .semaphores
+            .iter()
+            .map(|(name, it)| (name, it.value, it.protocol.name(), &it.arbitration))
+            .collect();
+        let text = format!("{names:?}{:?}{semaphores:?}", self.site_lease);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -192,7 +245,7 @@ impl Config {
 }
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "cluster",
     "site",
     "members",
@@ -202,6 +255,7 @@ const KEYS: [&str; 13] = [
     "state_dir",
     "token_file",
     "pools",
+    "semaphores",
     "protocol",
     "site_lease",
     "etcd",
@@ -278,7 +332,53 @@ impl Reader<'_> {
         self.members(table, &mut config);
         self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
+        self.semaphores(table, &mut config);
         config
+    }
+
+    fn semaphores(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(semaphores) = self.table(table, "semaphores") else { return };
+        if semaphores.len() > MAX_SEMAPHORES {
+            let text = format!("more than {MAX_SEMAPHORES} semaphores");
+            self.wrong(span_of(table, "semaphores"), text);
+        }
+        for (name, value) in semaphores {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let mut semaphore = SemaphoreConfig::new(0);
+            let number = if let Some(table) = value.get_ref().as_table() {
+                let known = ["value", "protocol", "construction", "crashes", "arbiters"];
+                self.unknown_keys(table, &known, name.get_ref());
+                if let Some(name) = self.string(table, "protocol") {
+                    match semaphore_protocol_named(&name) {
+                        Ok(kind) => semaphore.protocol = kind,
+                        Err(text) => self.wrong(span_of(table, "protocol"), text),
+                    }
+                }
+                // Its turns are a pool of one unit.
+                let mut turns = PoolConfig { protocol: semaphore.protocol, ..PoolConfig::new(1) };
+                self.arbitration(table, config, &mut turns);
+                semaphore.arbitration = turns.arbitration;
+                table.get("value")
+            } else {
+                Some(value)
+            };
+            let integer = number.and_then(|number| number.get_ref().as_integer());
+            let parsed = integer.and_then(|n| u32::from_str_radix(n.as_str(), n.radix()).ok());
+            let Some(parsed) = parsed else {
+                let span = number.map_or_else(|| value.span(), Spanned::span);
+                let text = format!(
+                    "semaphore `{}`: its `value` is a number from 0 to {}",
+                    name.get_ref(),
+                    u32::MAX
+                );
+                self.wrong(span, text);
+                continue;
+            };
+            semaphore.value = parsed;
+            config.semaphores.insert(name.get_ref().to_string(), semaphore);
+        }
     }
 
     /// What happens when sites die.
@@ -369,7 +469,7 @@ impl Reader<'_> {
 
     fn pools(&mut self, table: &Table<'_>, protocol: Kind, config: &mut Config) {
         let Some(pools) = self.table(table, "pools") else {
-            if !table.contains_key("pools") {
+            if !table.contains_key("pools") && !table.contains_key("semaphores") {
                 self.wrong(0..0, "there are no pools; write [pools] and name = units");
             }
             return;
@@ -435,7 +535,7 @@ impl Reader<'_> {
         let keys = ["construction", "crashes", "arbiters"];
         let Some(first) = keys.into_iter().find(|key| table.contains_key(*key)) else { return };
         if !pool.protocol.profile().arbitrated {
-            let text = format!("`{first}` is for pools with protocol = \"quorum\"");
+            let text = format!("`{first}` is for protocol = \"quorum\" and \"sem-quorum\"");
             return self.wrong(span_of(table, first), text);
         }
         let mut said = Arbitration::default();
@@ -629,7 +729,35 @@ mod tests {
         for kind in Kind::ALL {
             if kind.profile().as_printed {
                 assert!(protocol_named(kind.name()).is_err());
+                assert!(semaphore_protocol_named(kind.name()).is_err());
             }
+        }
+    }
+
+    #[test]
+    fn semaphores_are_read_and_their_mistakes_reported() {
+        let text = |semaphores: &str| format!("http = \"127.0.0.1:1\"\n{semaphores}\n");
+        let config = Config::parse(&text(
+            "[semaphores]\nslots = 3\n[semaphores.items]\nvalue = 0\nprotocol = \"sem-quorum\"",
+        ));
+        let config = config.unwrap();
+        assert_eq!(config.semaphores["slots"], SemaphoreConfig::new(3));
+        assert_eq!(config.semaphores["items"].protocol, Kind::SemQuorum);
+        let mut other = config.clone();
+        other.semaphores.insert("items".into(), SemaphoreConfig::new(1));
+        assert_ne!(config.table(), other.table());
+        for (bad, hint) in [
+            ("[semaphores]\nx = -1", "line 3: semaphore `x`"),
+            ("[semaphores]\nx = 4294967296", "from 0 to 4294967295"),
+            ("[semaphores.x]\nprotocol = \"sem-token\"", "its `value`"),
+            ("[semaphores.x]\nvalue = 1\nprotocol = \"permission\"", "not for semaphores"),
+            ("[pools.x]\nunits = 1\nprotocol = \"sem-token\"", "not for pools"),
+            ("[semaphores.x]\nvalue = 1\nvalu = 2", "did you mean `value`?"),
+            ("[semaphores.x]\nvalue = 1\ncrashes = 1", "sem-quorum"),
+            ("[semaphores]\n\"a b\" = 1", "is no name"),
+        ] {
+            let mistakes = Config::parse(&text(bad)).unwrap_err().to_string();
+            assert!(mistakes.contains(hint), "{bad}: {mistakes}");
         }
     }
 

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use kofm_core::epoch::{self, Standing, Survey};
 use kofm_core::parts::SiteSet;
 use kofm_core::quorums::Arbitration;
-use kofm_core::{Cluster, Demand, Kind, PoolId, SiteId, Units};
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
 use serde::{Deserialize, Serialize};
 
 use crate::api::OnExpiry;
-use crate::config::{Config, PoolConfig};
+use crate::config::{Config, PoolConfig, SemaphoreConfig, semaphore_protocol_named};
 use crate::engine::runs_in_a_site;
+
+/// Semaphores that a protocol may have over the life of a cluster.
+const MAX_NUMBERS: u16 = 60_000;
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -19,8 +22,33 @@ pub(crate) struct Plan {
     pub sites: BTreeMap<SiteId, (String, String)>,
     /// The pools, by name.
     pub pools: BTreeMap<String, PlannedPool>,
+    /// The semaphores, by name.
+    pub semaphores: BTreeMap<String, PlannedSemaphore>,
+    /// How many semaphores each protocol has had: their numbers are not used again, because sites
+    /// remember what they took under them.
+    pub numbered: BTreeMap<String, u16>,
     /// The largest number that was given to a site that came later.
     pub last: u16,
+}
+
+/// One semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct PlannedSemaphore {
+    /// Its number among those that its protocol ever had.
+    pub id: PoolId,
+    /// The value that it began with.
+    pub value: u32,
+    pub protocol: String,
+    pub arbitration: Option<Arbitration>,
+}
+
+impl PlannedSemaphore {
+    /// Nothing where a site of a later version made it.
+    pub(crate) fn config(&self) -> Option<SemaphoreConfig> {
+        let protocol = semaphore_protocol_named(&self.protocol).ok()?;
+        let (value, arbitration) = (self.value, self.arbitration.clone());
+        Some(SemaphoreConfig { value, protocol, arbitration })
+    }
 }
 
 /// One pool.
@@ -77,7 +105,10 @@ impl PlannedPool {
 /// The protocols that sites run, in the order in which a demand over several is granted. An epoch
 /// has an engine for each.
 pub(crate) fn kinds() -> Vec<Kind> {
-    Kind::ALL.iter().copied().filter(|&kind| runs_in_a_site(kind)).collect()
+    let shared = |&kind: &Kind| {
+        matches!(kind.profile().serves, Service::Pool | Service::Semaphore) && runs_in_a_site(kind)
+    };
+    Kind::ALL.iter().copied().filter(shared).collect()
 }
 
 impl Plan {
@@ -86,11 +117,48 @@ impl Plan {
         let sites = config.members.iter().filter_map(|(name, address)| {
             Some((config.number_of(name)?, (name.clone(), address.clone())))
         });
-        let mut plan = Self { sites: sites.collect(), pools: BTreeMap::new(), last: 0 };
+        let mut plan = Self { sites: sites.collect(), ..Self::default() };
         for (name, pool) in &config.pools {
             plan.put(name, pool);
         }
+        for (name, semaphore) in &config.semaphores {
+            plan.put_semaphore(name, semaphore);
+        }
         plan
+    }
+
+    /// Makes a semaphore, or makes it anew; false where there were too many.
+    pub(crate) fn put_semaphore(&mut self, name: &str, semaphore: &SemaphoreConfig) -> bool {
+        let SemaphoreConfig { value, protocol, ref arbitration } = *semaphore;
+        let protocol = protocol.name().to_owned();
+        let next = self.numbered.entry(protocol.clone()).or_default();
+        if *next >= MAX_NUMBERS {
+            return false;
+        }
+        let (id, arbitration) = (PoolId(*next), arbitration.clone());
+        *next += 1;
+        self.semaphores
+            .insert(name.to_owned(), PlannedSemaphore { id, value, protocol, arbitration });
+        true
+    }
+
+    /// The semaphores of one protocol by their numbers; nothing where one was removed.
+    pub(crate) fn semaphores_of(&self, kind: Kind) -> Vec<Option<(String, SemaphoreConfig)>> {
+        let count = self.numbered.get(kind.name()).copied().unwrap_or_default();
+        let mut list = vec![None; count.into()];
+        for (name, it) in self.semaphores.iter().filter(|it| it.1.protocol == kind.name()) {
+            if let Some(place) = list.get_mut(it.id.index()) {
+                *place = it.config().map(|config| (name.clone(), config));
+            }
+        }
+        list
+    }
+
+    /// What has each number among the pools or semaphores of one protocol.
+    fn names_of(&self, kind: Kind) -> Vec<Option<String>> {
+        let pools = self.pools_of(kind).into_iter().map(|it| it.map(|it| it.0));
+        let semaphores = self.semaphores_of(kind).into_iter().map(|it| it.map(|it| it.0));
+        pools.chain(semaphores).collect()
     }
 
     /// Makes a pool, or changes it.
@@ -126,11 +194,9 @@ impl Plan {
 
     /// Which pools of each protocol are still there in the next plan, by number.
     pub(crate) fn stay(&self, next: &Self) -> Vec<Vec<bool>> {
-        let name = |it: &Option<(String, PoolConfig)>| it.as_ref().map(|it| it.0.clone());
         let stay = |kind: Kind| {
-            let theirs: Vec<_> = next.pools_of(kind).iter().map(name).collect();
-            let ours = self.pools_of(kind);
-            let ours = ours.iter().map(name).enumerate();
+            let theirs = next.names_of(kind);
+            let ours = self.names_of(kind).into_iter().enumerate();
             ours.map(|(id, it)| it.is_some() && theirs.get(id) == Some(&it)).collect()
         };
         kinds().into_iter().map(stay).collect()
@@ -154,6 +220,20 @@ impl epoch::Plan for Plan {
         let absent: SiteSet =
             (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
         let cluster = |kind: Kind| {
+            if kind.profile().serves == Service::Semaphore {
+                let list = self.semaphores_of(kind);
+                let said = (0..).map(PoolId).zip(&list);
+                let said =
+                    said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
+                let values = list.iter().map(|it| Units(it.as_ref().map_or(0, |it| it.1.value)));
+                let (arbitration, pools) = (said.collect(), values.collect());
+                return Cluster {
+                    arbitration,
+                    pools,
+                    absent: absent.clone(),
+                    ..Cluster::new(sites, 1)
+                };
+            }
             let pools = self.pools_of(kind);
             let said = (0..).map(PoolId).zip(&pools);
             let said = said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
@@ -191,6 +271,12 @@ impl epoch::Plan for Plan {
             survey.idle.retain(|unit, _| stays(unit.pool));
             survey.withheld.retain(|&pool, _| stays(pool));
             survey.withheld_units.retain(|unit| stays(unit.pool));
+            if let Some(counts) = &mut survey.counts {
+                counts.values.retain(|&pool, _| stays(pool));
+                for tallies in counts.tallies.values_mut() {
+                    tallies.retain(|&pool, _| stays(pool));
+                }
+            }
         }
         surveys
     }

@@ -16,14 +16,18 @@
 //! ```
 
 mod core;
+mod events;
+mod gangs;
 mod journal;
 mod keeper;
 mod metrics;
+mod semaphores;
+mod tallies;
 mod views;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,6 +40,7 @@ use tokio::time::timeout;
 use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
 use self::journal::Journal;
 use self::keeper::News;
+use self::tallies::Tallies;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{
@@ -47,6 +52,7 @@ use crate::plan::{Plan, PlannedPool};
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Store};
+pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -64,6 +70,8 @@ struct Inner {
     commands: mpsc::Sender<Command>,
     mesh: Arc<Mesh>,
     events: broadcast::Sender<Arc<api::Happening>>,
+    /// Other sites that report their events here, while somebody listens.
+    followed: Mutex<Weak<events::Followed>>,
     /// What each other site last said of its pools: counted on while it is away.
     usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
     /// All sites of the cluster, where they live in this process: only then can pools be changed
@@ -72,6 +80,8 @@ struct Inner {
     /// One change at a time; the requests that keep units out of pools that were made smaller.
     changing: tokio::sync::Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
+    /// Keys for those who wait to take from a semaphore.
+    takers: AtomicU64,
     /// The epoch as the site task sees it; nothing where there is only one.
     view: Option<watch::Sender<View>>,
     _state: Option<Arc<StateDir>>,
@@ -154,6 +164,7 @@ impl Site {
         listener: Option<TcpListener>,
         together: bool,
     ) -> Result<Self, StartError> {
+        let config = config.with_seats();
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
@@ -195,15 +206,15 @@ impl Site {
             change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
         }
         let events = broadcast::Sender::new(EVENTS);
-        let journal = match config.state_dir.as_deref().filter(|_| changes) {
-            Some(dir) => {
-                let every = config.durability == Durability::Grant;
-                Some(Journal::open(dir, incarnation, every)?)
-            }
-            None => None,
-        };
-        let core =
+        let dir = config.state_dir.as_deref().filter(|_| changes);
+        let every = config.durability == Durability::Grant;
+        let journal = dir.map(|dir| Journal::open(dir, incarnation, every)).transpose()?;
+        let mut core =
             Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
+        if let Some(dir) = dir {
+            let (tallies, earlier) = Tallies::open(dir, incarnation)?;
+            core.remember(tallies, earlier);
+        }
         tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
         let inner = Arc::new(Inner {
             config,
@@ -211,11 +222,13 @@ impl Site {
             commands,
             mesh,
             events,
+            followed: Mutex::default(),
             view: changes.then_some(view),
             usage: Mutex::default(),
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            takers: AtomicU64::new(0),
             _state: state,
         });
         if alone {
@@ -346,6 +359,15 @@ impl Site {
         self.anywhere(id, Call::ReleaseRequest(id.to_owned()), PEER_PATIENCE).await.map(|_| ())
     }
 
+    /// Puts garbage into the memory of a pool's protocol at this site, to see it heal.
+    pub async fn scramble(&self, pool: &str) -> Result<(), api::Error> {
+        let stopping = || api::Error::new(Code::Draining, "the site is stopping");
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Scramble { pool: pool.to_owned(), reply };
+        self.0.commands.send(command).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
         self.gather(
@@ -416,7 +438,9 @@ impl Site {
             all.extend(known.get(&peer).cloned());
         }
         drop(known);
-        Ok((count(pools, &all), missing))
+        let mut list = count(pools, &all);
+        list.retain(|pool| !gangs::is_seat(&pool.name));
+        Ok((list, missing))
     }
 
     /// The members as this site sees them.
@@ -492,14 +516,6 @@ impl Site {
     /// Everything that happens at this site from now on.
     pub fn events(&self) -> broadcast::Receiver<Arc<api::Happening>> {
         self.0.events.subscribe()
-    }
-
-    /// Events of all sites in this process, or of this one.
-    pub(crate) fn all_events(&self) -> Vec<broadcast::Receiver<Arc<api::Happening>>> {
-        let together = self.0.together.get();
-        let sites = together.into_iter().flatten().filter_map(Weak::upgrade);
-        let list: Vec<_> = sites.map(|site| site.events.subscribe()).collect();
-        if list.is_empty() { vec![self.events()] } else { list }
     }
 
     /// Counters, in the text form of Prometheus.
@@ -690,7 +706,7 @@ impl Site {
         let sites = self.0.together.get().into_iter().flatten();
         let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
         if list.is_empty() {
-            let text = "the pools of a cluster on several machines are fixed by its configuration; \
+            let text = "what a cluster on several machines shares is fixed by its configuration; \
                         change it at all sites and restart them";
             return Err(api::Error::new(Code::Unsupported, text));
         }
@@ -742,6 +758,7 @@ impl Site {
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } => return true,
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
@@ -754,10 +771,16 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
+            | Call::PlanSemaphore { .. }
             | Call::Leave(_) => None,
         };
         self.peers().next().is_none() || home == Some(self.0.config.me())
@@ -791,10 +814,19 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::Take { .. }
+            | Call::GiveUp(_)
+            | Call::Add { .. }
+            | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
+            | Call::PlanSemaphore { .. }
             | Call::Leave(_)) => self.call(call).await,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kofm_core::Kind;
+use kofm_core::{Kind, Service};
 use kofm_net::api::{Code, OnExpiry, State, Submit};
 use kofm_net::config::{Config, PoolConfig};
 use kofm_net::{Access, Site};
@@ -46,7 +46,7 @@ async fn all_free(site: &Site) {
 fn kinds() -> impl Iterator<Item = Kind> {
     Kind::ALL.iter().copied().filter(|kind| {
         let profile = kind.profile();
-        !profile.as_printed && profile.full_service
+        !profile.as_printed && profile.full_service && profile.serves == Service::Pool
     })
 }
 

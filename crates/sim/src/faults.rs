@@ -29,6 +29,11 @@ pub enum Fault {
 impl Fault {
     const NAMES: &'static str = "pause, partition, crash, restart, arbitrary-start, corrupt=P";
 
+    /// Whether it puts garbage into memories.
+    pub const fn garbles(self) -> bool {
+        matches!(self, Self::ArbitraryStart | Self::Corrupt(_))
+    }
+
     /// The name without its parameter.
     pub const fn name(self) -> &'static str {
         match self {

@@ -5,7 +5,11 @@
 //! writes down what happened and runs it again.
 
 pub mod exhaustive;
+pub mod fairness;
 pub mod faults;
+mod gangs;
+pub mod groups;
+pub mod healing;
 pub mod history;
 pub mod mortal;
 pub mod oracle;
@@ -15,6 +19,7 @@ pub mod script;
 pub mod seeded;
 pub mod span;
 pub mod trace;
+pub mod upkeep;
 pub mod world;
 
 use kofm_core::parts::Routed;

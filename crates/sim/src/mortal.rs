@@ -590,7 +590,7 @@ fn local<P: Protocol, R: Rules>(
             };
             client.held = Some(units.clone());
         }
-        Effect::Reject { claim, .. } => drop(seat.clients.remove(claim)),
+        Effect::Reject { claim, .. } | Effect::Revoke { claim } => drop(seat.clients.remove(claim)),
         Effect::Arm { timer, .. } => drop(seat.timers.insert(*timer)),
         Effect::Disarm { timer } => drop(seat.timers.remove(timer)),
         Effect::Send { .. } => {}

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::rules::{Rules, Slip};
-use super::survey::{Book, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
+use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
 use crate::types::{Clock, Cluster, PoolId, SiteId, Unit, Units};
 
 /// How far clocks leap at a change of epoch: further than any site can have got in an epoch
@@ -60,7 +60,8 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     for (number, cluster) in record.clusters().iter().enumerate() {
         let books =
             reports.iter().filter_map(|(&site, report)| Some((site, report.books.get(number)?)));
-        let mut survey = gather(books, cluster);
+        let books: Vec<(SiteId, &Book)> = books.collect();
+        let mut survey = gather(books.iter().copied(), cluster);
         // Whoever brings a unit back has it: nobody else who departed can.
         let held = survey.claims.values().flat_map(|standing| standing.held.iter().flatten());
         let back: BTreeSet<Unit> = held.chain(survey.idle.keys()).copied().collect();
@@ -70,8 +71,13 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
         let kept: Vec<&Withheld> = kept.collect();
         survey.clock = clock;
-        let missing = missing(&survey, cluster, &kept, named(reports, number));
-        fresh.books.push(missing);
+        let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
+        survey.counts = count(before, &books, &fresh.sites, cluster);
+        fresh.books.push(match survey.counts {
+            // Nobody holds what was taken.
+            Some(_) => Withheld::default(),
+            None => missing(&survey, cluster, &kept, named(reports, number)),
+        });
         surveys.push(survey);
     }
     let skips = R::SLIP == Some(Slip::SkipsQuarantine);
@@ -101,11 +107,61 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     next
 }
 
+/// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever
+/// departed just now may have taken all that was left; what was added and taken since is certain.
+fn count(
+    before: Option<&Counts>,
+    books: &[(SiteId, &Book)],
+    departed: &BTreeMap<SiteId, u64>,
+    cluster: &Cluster,
+) -> Option<Counts> {
+    if before.is_none() && books.iter().all(|(_, book)| book.tallies.is_none()) {
+        return None;
+    }
+    let before = before.cloned().unwrap_or_default();
+    let mut counts = before.clone();
+    // Whoever has come back with another life is not to be believed for what it has forgotten.
+    counts.unsure = counts.unsure.iter().chain(departed.keys().copied()).collect();
+    for (site, book) in books {
+        if let Some(tallies) = &book.tallies {
+            counts.unsure.remove(*site);
+            counts.tallies.insert(*site, tallies.clone());
+        }
+    }
+    let sum = |counts: &Counts, pool: PoolId| {
+        let tallies = counts.tallies.values().filter_map(|tallies| tallies.get(&pool));
+        tallies.fold((0_u64, 0_u64), |(added, taken), tally| {
+            (added.saturating_add(tally.added), taken.saturating_add(tally.taken))
+        })
+    };
+    counts.values = (0..)
+        .map(PoolId)
+        .zip(&cluster.pools)
+        .map(|(pool, &first)| {
+            let (added, taken) = sum(&counts, pool);
+            let exact = u64::from(first.0).saturating_add(added).saturating_sub(taken);
+            if counts.unsure.is_empty() {
+                return (pool, exact);
+            }
+            let (old_added, old_taken) = sum(&before, pool);
+            let certain = before.values.get(&pool).copied().unwrap_or_else(|| first.0.into());
+            let certain = certain
+                .saturating_add(added.saturating_sub(old_added))
+                .saturating_sub(taken.saturating_sub(old_taken));
+            let shaken = departed.keys().any(|site| counts.unsure.contains(*site));
+            (pool, if shaken { 0 } else { certain.min(exact) })
+        })
+        .collect();
+    Some(counts)
+}
+
 /// A report that brings no units and no claims.
 fn without_books(report: &Report) -> Report {
     let empty = |book: &Book| Book {
         claims: BTreeMap::new(),
         idle: book.idle.as_ref().map(|_| Vec::new()),
+        // What was done with semaphores is known all the same.
+        tallies: book.tallies.clone(),
     };
     Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
 }
@@ -163,6 +219,7 @@ fn missing(survey: &Survey, cluster: &Cluster, kept: &[&Withheld], named: bool) 
 fn trim(survey: &mut Survey, cluster: &Cluster) {
     let units_of = |pool: PoolId| cluster.pools.get(pool.index()).copied();
     let exists = |unit: &Unit| units_of(unit.pool).is_some_and(|units| unit.number < units.0);
+    let serves = survey.counts.is_some();
     survey.claims.retain(|_, Standing { demand, held }| {
         if let Some(units) = held {
             if demand.pools().any(|pool| units_of(pool).is_none()) {
@@ -171,7 +228,9 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
             }
             !demand.is_empty()
         } else {
-            demand.parts().all(|(pool, units)| units_of(pool).is_some_and(|all| units <= all))
+            // What a semaphore has not got, somebody may add.
+            let fits = |(pool, units)| units_of(pool).is_some_and(|all| serves || units <= all);
+            demand.parts().all(fits)
         }
     });
     survey.idle.retain(|unit, site| exists(unit) && !cluster.absent.contains(*site));

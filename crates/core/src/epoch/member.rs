@@ -172,7 +172,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                     self.claims.remove(claim);
                 }
             }
-            Input::Deliver { .. } | Input::Fire { .. } => {}
+            Input::Add { .. } | Input::Deliver { .. } | Input::Fire { .. } => {}
         }
         let mut effects = Effects::default();
         step(protocol, &mut self.clock, input, &mut effects)?;
@@ -189,7 +189,9 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                         standing.held = Some(units.clone());
                     }
                 }
-                Effect::Reject { claim, .. } => drop(self.claims.remove(claim)),
+                Effect::Reject { claim, .. } | Effect::Revoke { claim } => {
+                    drop(self.claims.remove(claim));
+                }
                 Effect::Send { .. } | Effect::Arm { .. } | Effect::Disarm { .. } => {}
             }
             out.push(match effect {
@@ -235,7 +237,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
 
     fn report(&self) -> Report {
         let idle = self.protocol.as_ref().and_then(P::idle_units);
-        let book = Book { claims: self.claims.clone(), idle };
+        let book = Book { claims: self.claims.clone(), idle, tallies: None };
         Report {
             incarnation: self.epochs.incarnation(),
             clock: self.clock,

@@ -27,6 +27,32 @@ pub struct Book {
     pub claims: BTreeMap<Stamp, Standing>,
     /// The named units that lie with it unused; nothing where units are only counted.
     pub idle: Option<Vec<Unit>>,
+    /// What it has done with semaphores, in all its lives; nothing where it has forgotten, or where
+    /// the protocol shares pools.
+    pub tallies: Option<BTreeMap<PoolId, Tally>>,
+}
+
+/// Units that one site has added to a semaphore and taken from it, ever since it was made.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Tally {
+    /// By V.
+    pub added: u64,
+    /// By P.
+    pub taken: u64,
+}
+
+/// What is known of the semaphores of one protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Counts {
+    /// What each site that was ever a member last said.
+    pub tallies: BTreeMap<SiteId, BTreeMap<PoolId, Tally>>,
+    /// Those that may have taken more since: they departed, and have not come back with what they
+    /// know.
+    pub unsure: SiteSet,
+    /// The units that are certainly left as the epoch begins.
+    pub values: BTreeMap<PoolId, u64>,
 }
 
 /// What a site tells when it has frozen.
@@ -59,6 +85,9 @@ pub struct Survey {
     pub withheld: BTreeMap<PoolId, Units>,
     /// Those of them that have names.
     pub withheld_units: BTreeSet<Unit>,
+    /// Where the protocol serves semaphores: what was done with them. Nobody gives back what was
+    /// taken, so what a departed site may have taken is not there until it says otherwise.
+    pub counts: Option<Counts>,
     /// Where the clocks of all members start.
     pub clock: Clock,
 }
@@ -68,6 +97,11 @@ impl Survey {
     pub fn usable(&self, cluster: &Cluster, pool: PoolId) -> Units {
         let withheld = self.withheld.get(&pool).copied().unwrap_or_default();
         cluster.pools[pool.index()].saturating_sub(withheld)
+    }
+
+    /// The units that are certainly left of a semaphore; its first value where nothing is known.
+    pub fn value(&self, pool: PoolId) -> Option<u64> {
+        self.counts.as_ref()?.values.get(&pool).copied()
     }
 
     /// The claims of one site, oldest first.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::epoch::Survey;
-use crate::protocol::{Blocker, Effect, Effects, EffectsOf, PeerFault, Profile, Protocol};
+use crate::protocol::{Blocker, Effect, Effects, EffectsOf, Head, PeerFault, Profile, Protocol};
 use crate::topology::{Routes, Topology};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -50,6 +50,7 @@ impl<P: Protocol> Routed<P> {
                     out.push(Effect::Grant { claim, fence, units });
                 }
                 Effect::Reject { claim, reason } => out.push(Effect::Reject { claim, reason }),
+                Effect::Revoke { claim } => out.push(Effect::Revoke { claim }),
                 Effect::Arm { timer, min, max } => out.push(Effect::Arm { timer, min, max }),
                 Effect::Disarm { timer } => out.push(Effect::Disarm { timer }),
             }
@@ -93,6 +94,10 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
         self.wrap(out, |inner, out| inner.on_withdraw(claim, out));
+    }
+
+    fn on_add(&mut self, demand: Demand, out: &mut EffectsOf<Self>) {
+        self.wrap(out, |inner, out| inner.on_add(demand, out));
     }
 
     fn on_message(
@@ -141,5 +146,13 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn on_resume(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
         self.wrap(out, |inner, out| inner.on_resume(survey, out));
+    }
+
+    fn room(&self, pool: PoolId) -> u64 {
+        self.inner.room(pool)
+    }
+
+    fn head(&self, pool: PoolId) -> Option<Head> {
+        self.inner.head(pool)
     }
 }

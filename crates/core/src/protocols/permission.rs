@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::topology::Routes;
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -130,6 +130,7 @@ impl Protocol for Permission {
     const PROFILE: Profile = Profile {
         source: "Raynal 1990, §3, §5.2 and §6",
         summary: "asks every site for each claim; few sites, anonymous units",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: true,

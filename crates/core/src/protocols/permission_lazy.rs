@@ -70,7 +70,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// The protocol at one site.
@@ -156,6 +156,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     const PROFILE: Profile = Profile {
         source: "Raynal 1990, §5.1, corrected",
         summary: "skips sites that are known to be using; few sites, long holds",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,

@@ -83,7 +83,7 @@ use self::ballot::Ballot;
 use self::rules::{Rules, Slip, Sound};
 use crate::epoch::Survey;
 use crate::parts::SiteSet;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::quorums::{RequestSet, RequestSets, Terms};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -166,6 +166,7 @@ impl<R: Rules> Protocol for Quorum<R> {
     const PROFILE: Profile = Profile {
         source: "Baldoni 1994, corrected, non-blocking",
         summary: "asks a request set of arbiters; many sites, few units",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,

@@ -92,7 +92,7 @@ use self::pool::Pool;
 pub use self::pool::{Ask, Trail};
 pub use self::rules::{Rules, Sound};
 use crate::epoch::Survey;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// The protocol at one site.
@@ -147,6 +147,7 @@ impl<R: Rules> Protocol for Roaming<R> {
     const PROFILE: Profile = Profile {
         source: "ours, on Raynal 1990 §7 and Suzuki and Kasami 1985",
         summary: "units live where they are used; named units, locality, most pools",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,

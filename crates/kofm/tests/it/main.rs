@@ -8,3 +8,4 @@ mod harness;
 mod lab;
 mod links;
 mod scenarios;
+mod semaphores;

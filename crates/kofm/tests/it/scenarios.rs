@@ -31,9 +31,16 @@ fn a_big_job_runs_among_small_ones() {
         worker.join().unwrap();
     }
     let history = cluster.json(0, &["history", "--limit", "5000", "--json"]);
-    let big = history.as_array().unwrap().iter();
-    let big = big.filter(|it| it["owner"] == "big" && it["event"] == "granted");
-    assert_eq!(big.count(), 1);
+    let granted = history.as_array().unwrap().iter().filter(|it| it["event"] == "granted");
+    let (big, small): (Vec<_>, Vec<_>) = granted.partition(|it| it["owner"] == "big");
+    assert_eq!(big.len(), 1);
+    // All sites are on this machine, so their clocks can be compared. A site that has not heard of
+    // the big claim yet may give an older stamp to a younger one: once for each of its workers.
+    let at = |it: &serde_json::Value| it["at_ms"].as_u64().unwrap();
+    let asked = |it: &serde_json::Value| at(it) - it["waited_ms"].as_u64().unwrap();
+    let passed = small.iter().filter(|it| asked(it) > asked(big[0]) && at(it) < at(big[0]));
+    let passed = passed.count();
+    assert!(passed <= 9, "{passed} small jobs that came later ran before the big one");
     cluster.all_free("gpu");
 }
 
@@ -121,7 +128,8 @@ fn a_demand_over_pools_of_several_protocols() {
     let mut demand = Vec::new();
     for kind in kofm_core::Kind::ALL {
         let profile = kind.profile();
-        if !profile.as_printed && profile.full_service {
+        let shares = profile.serves == kofm_core::Service::Pool;
+        if !profile.as_printed && profile.full_service && shares {
             let name = kind.name();
             pools.push(format!("[pools.p-{name}]\nunits = 2\nprotocol = \"{name}\"\n"));
             demand.push(format!("p-{name}:2"));

@@ -5,21 +5,25 @@
 
 mod engines;
 mod epochs;
+mod events;
+mod gangs;
 mod inputs;
 mod leases;
 mod legacy;
 mod requests;
+mod semaphores;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use kofm_core::epoch::Tally;
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::api::{self, Answer, Call, Hold, State};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, PoolConfig};
+use crate::config::{Config, PoolConfig, SemaphoreConfig};
 use crate::engine::{Engine, Move, Outcome};
 use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
@@ -28,8 +32,10 @@ use crate::plan::Plan;
 use crate::site::journal::{Journal, Legacy};
 use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
+use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::epochs::{Change, Doors, Note, View};
+pub(crate) use self::gangs::total;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -38,6 +44,8 @@ const MAX_ENDED: usize = 10_000;
 const MAX_HISTORY: usize = 10_000;
 /// Questions to other sites that may be open.
 const MAX_ASKS: usize = 20_000;
+/// Sites that may wait for the next event.
+const MAX_LISTENERS: usize = 1000;
 /// Clients that may watch one request.
 const MAX_WATCHERS: usize = 16;
 /// How long a new request is given before its client is told that it waits.
@@ -50,6 +58,9 @@ const MAX_BLOCKERS: usize = 64;
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_hours(30 * 24);
+/// The longest lease in pools whose protocol heals by itself: shorter than it waits before it makes
+/// units anew.
+const MAX_HEALING_TTL: Duration = Duration::from_secs(10);
 /// The longest that one call waits for news.
 pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
@@ -90,9 +101,34 @@ pub(crate) enum Command {
         name: String,
         reply: oneshot::Sender<bool>,
     },
+    AddSemaphore {
+        name: String,
+        semaphore: SemaphoreConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+    /// Lets clients use it, or again after it was closed.
+    OpenSemaphore {
+        name: String,
+        new: bool,
+    },
+    /// Lets nobody use it; says how many wait.
+    CloseSemaphore {
+        name: String,
+        reply: oneshot::Sender<u64>,
+    },
+    /// Says whether it was there; nobody waits for it.
+    RemoveSemaphore {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
     Drain,
     /// The last command: leases are written down, and nothing happens any more.
     Farewell(oneshot::Sender<()>),
+    /// Garbles the memory of a pool's protocol, for tests.
+    Scramble {
+        pool: String,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
 }
 
 /// A pool as it is now.
@@ -106,6 +142,8 @@ pub(crate) struct PoolState {
 
 pub(crate) struct Core {
     pub(super) me: SiteId,
+    /// This site has lived before, and may have promised what it does not know of.
+    reborn: bool,
     pub(super) site: Arc<str>,
     pub(super) members: Vec<Arc<str>>,
     mesh: Arc<Mesh>,
@@ -122,6 +160,24 @@ pub(crate) struct Core {
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
+
+    pub(super) semaphores: Vec<semaphores::Semaphore>,
+    semaphore_by_name: HashMap<Arc<str>, usize>,
+    /// Whoever waits to take from a semaphore, by the key of the call and by claim.
+    takers: HashMap<u64, semaphores::Taker>,
+    taker_by_claim: HashMap<(usize, Stamp), u64>,
+    /// Claims of semaphores that are about to be withdrawn.
+    leaving: HashMap<(usize, Stamp), Demand>,
+    /// What is taken and added goes here, and what earlier lives did; nothing where they forgot.
+    tallies: Option<Tallies>,
+    earlier: Option<BTreeMap<tallies::Key, Tally>>,
+
+    /// Gangs by name, with those that were removed.
+    gangs: BTreeMap<String, api::GangEntry>,
+    /// Gangs whose members meet here.
+    rallies: BTreeMap<String, gangs::Rally>,
+    /// Since when members of gangs are away.
+    away: HashMap<SiteId, Moment>,
 
     pub(super) requests: HashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
@@ -141,6 +197,9 @@ pub(crate) struct Core {
     outcomes: Vec<Outcome>,
     effects: Vec<names::Effect>,
 
+    /// Events since the site started, and who waits for the next.
+    happened: u64,
+    listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
     pub(super) history: VecDeque<Arc<api::Happening>>,
@@ -154,10 +213,12 @@ struct Running {
     kind: Kind,
     engine: Box<dyn Engine>,
     names: Names,
-    /// The site's number of each of its pools.
+    /// The site's number of each of its pools, or semaphores.
     pools: Vec<usize>,
     /// Pools were added to the table first, and are opened when all sites have them.
     open: bool,
+    /// What was last known of its tokens, where this site looks after them.
+    sound: Option<bool>,
 }
 
 pub(crate) struct Pool {
@@ -216,6 +277,8 @@ pub(crate) struct Request {
     pub(super) lease: Option<Lease>,
     deadline: Option<(Moment, u64)>,
     watchers: Vec<Watcher>,
+    /// Why its lease is not renewed any more.
+    doom: Option<String>,
 }
 
 struct Part {
@@ -284,11 +347,24 @@ enum Timer {
     Lease(u64),
     Deadline(u64),
     Watch(u64),
+    Listen,
+    Taker(u64),
     Protocol(usize, Vec<u8>),
     Tick,
+    /// The members of a gang's request are looked after.
+    Members(u64),
+    /// Members of a gang meet.
+    Rally(String),
 }
 
 enum Todo {
+    Take(u64),
+    Leave(usize, Stamp),
+    Add {
+        semaphore: usize,
+        units: u32,
+        reply: Responder,
+    },
     Claim(u64),
     /// A part of a request that is over is given back.
     Undo(u64, Part),
@@ -304,6 +380,7 @@ enum Todo {
     },
     Granted(usize, Stamp, Vec<Unit>),
     Rejected(usize, Stamp, Rejection),
+    Revoked(usize, Stamp),
 }
 
 impl Core {
@@ -318,6 +395,7 @@ impl Core {
         let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let mut core = Self {
             me: config.me(),
+            reborn: incarnation > 1,
             site: config.site.as_str().into(),
             members: config.members.keys().map(|name| name.as_str().into()).collect(),
             mesh,
@@ -331,6 +409,16 @@ impl Core {
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
+            semaphores: Vec::new(),
+            gangs: BTreeMap::new(),
+            rallies: BTreeMap::new(),
+            away: HashMap::new(),
+            semaphore_by_name: HashMap::new(),
+            takers: HashMap::new(),
+            taker_by_claim: HashMap::new(),
+            leaving: HashMap::new(),
+            tallies: None,
+            earlier: Some(BTreeMap::new()),
             requests: HashMap::new(),
             by_id: HashMap::new(),
             by_claim: HashMap::new(),
@@ -345,6 +433,8 @@ impl Core {
             todo: VecDeque::new(),
             outcomes: Vec::new(),
             effects: Vec::new(),
+            happened: 0,
+            listeners: Vec::new(),
             asks: HashMap::new(),
             next_ask: 0,
             history: VecDeque::new(),
@@ -360,6 +450,7 @@ impl Core {
                 core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
                 core.pools.push(Pool::new(name, pool.clone()));
             }
+            core.expect_semaphores(&Plan::first(config));
             core.install_nothing();
             core.watch_epochs();
             return core;
@@ -372,8 +463,23 @@ impl Core {
             if !pools.is_empty() {
                 core.add_engine(kind, pools, true);
             }
+            let semaphores = config.semaphores.iter().filter(|(_, it)| it.protocol == kind);
+            let semaphores: Vec<_> =
+                semaphores.map(|(name, it)| (name.clone(), it.clone())).collect();
+            if !semaphores.is_empty() {
+                core.add_semaphores(kind, semaphores, true);
+            }
         }
         core
+    }
+
+    /// Keeps what is done with semaphores over the site's lives.
+    pub(crate) fn remember(
+        &mut self,
+        tallies: Tallies,
+        earlier: Option<BTreeMap<tallies::Key, Tally>>,
+    ) {
+        (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 
     /// Runs until every handle is gone.
@@ -420,7 +526,11 @@ impl Core {
                 Timer::Lease(key) => self.expire(key),
                 Timer::Deadline(key) => self.run_out(key),
                 Timer::Watch(key) => self.answer_watcher(key, number),
+                Timer::Listen => self.stop_listening(number),
+                Timer::Taker(key) => self.stop_taking(key),
                 Timer::Tick => self.tick(),
+                Timer::Members(key) => self.look_after(key),
+                Timer::Rally(name) => self.rally_again(name),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));
@@ -481,37 +591,6 @@ impl Core {
 
     pub(super) fn protocols(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
         self.engines.iter().map(|it| (it.kind.name(), it.engine.is_at_rest()))
-    }
-
-    pub(super) fn happening(&self, event: &str, key: Option<u64>) -> api::Happening {
-        let request = key.and_then(|key| self.requests.get(&key));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let lease = request.and_then(|request| request.lease.as_ref());
-        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
-        api::Happening {
-            at_ms: millis(since),
-            event: event.to_owned(),
-            site: self.site.to_string(),
-            request: request.map(|request| request.id.to_string()),
-            owner: request.and_then(|request| text(&request.owner)),
-            reason: request.and_then(|request| text(&request.reason)),
-            want: request.map(|request| self.want_view(request)).unwrap_or_default(),
-            units: lease.map(|lease| self.units_view(lease)).unwrap_or_default(),
-            fence: lease.map(|lease| lease.fence),
-            waited_ms: request.map(|request| millis(request.waited)),
-            held_ms: None,
-            cause: None,
-        }
-    }
-
-    fn record(&mut self, happening: api::Happening) {
-        let happening = Arc::new(happening);
-        self.history.push_back(Arc::clone(&happening));
-        if self.history.len() > MAX_HISTORY {
-            self.history.pop_front();
-        }
-        // Nobody may be listening; who listens too slowly is told so.
-        self.events.send(happening).ok();
     }
 }
 

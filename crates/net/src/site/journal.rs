@@ -75,6 +75,7 @@ impl Legacy {
         let book = |number: usize| Book {
             claims: BTreeMap::new(),
             idle: Some(self.idle.get(number).cloned().unwrap_or_default()),
+            tallies: None,
         };
         let mut books: Vec<Book> = (0..engines).map(book).collect();
         for part in self.leases.values().flat_map(|lease| &lease.parts) {

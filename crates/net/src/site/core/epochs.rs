@@ -17,7 +17,7 @@ use kofm_core::epoch::{
     Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{PoolId, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
@@ -30,7 +30,7 @@ use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::names::Names;
-use crate::plan::{Plan, PlannedPool, kinds, rest};
+use crate::plan::{Plan, PlannedPool, PlannedSemaphore, kinds, rest};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -104,6 +104,10 @@ pub(crate) struct Doors {
 }
 
 impl Change {
+    pub(super) fn record(&self) -> &Record<Plan> {
+        self.epochs.record()
+    }
+
     pub(crate) fn new(
         me: SiteId,
         incarnation: u64,
@@ -265,7 +269,7 @@ impl Core {
         if self.stopped {
             return;
         }
-        let Some(mut change) = self.change.take() else { return };
+        let Some(change) = &mut self.change else { return };
         let mut effects = Vec::new();
         let epoch = change.epochs.record().epoch;
         change.epochs.step(input, &mut effects);
@@ -273,7 +277,6 @@ impl Core {
             // The keeper beats in the epoch that is known here, whoever is in it.
             change.publish();
         }
-        self.change = Some(change);
         self.carry_out_change(effects);
     }
 
@@ -284,10 +287,10 @@ impl Core {
             match effect {
                 Effect::Send { to, message } => self.tell_change(to, &message),
                 Effect::Freeze => {
-                    let frozen = Input::Frozen(self.report());
-                    let mut more = Vec::new();
+                    // What this site has, as everything before has left it.
+                    let (report, mut more) = (self.report(), Vec::new());
                     if let Some(change) = &mut self.change {
-                        change.epochs.step(frozen, &mut more);
+                        change.epochs.step(Input::Frozen(report), &mut more);
                     }
                     effects.extend(more);
                 }
@@ -419,6 +422,27 @@ impl Core {
         match refused {
             Some((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
             None => self.change_plan(plan, Some(reply)),
+        }
+    }
+
+    /// Makes or removes a semaphore.
+    pub(super) fn plan_semaphore(
+        &mut self,
+        name: &str,
+        semaphore: Option<PlannedSemaphore>,
+        reply: Responder,
+    ) {
+        let mut plan = self.plan.clone();
+        let done = match semaphore.map(|it| it.config()) {
+            Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
+            Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
+            Some(None) => Err((Code::Malformed, "a protocol that this site does not run")),
+            None if plan.semaphores.remove(name).is_some() => Ok(()),
+            None => Err((Code::UnknownSemaphore, "there is no such semaphore")),
+        };
+        match done {
+            Ok(()) => self.change_plan(plan, Some(reply)),
+            Err((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
         }
     }
 
@@ -717,7 +741,8 @@ impl Core {
     fn first_report(&self) -> Report {
         let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
         let legacy = self.legacy.clone().unwrap_or_default();
-        let books = legacy.books(kinds().len());
+        let mut books = legacy.books(kinds().len());
+        self.report_semaphores(&mut books);
         let mut clock = self.clock;
         clock.merge(legacy.clock);
         Report { books, clock, ..Report::empty(incarnation) }
@@ -731,8 +756,10 @@ impl Core {
             .map(|running| Book {
                 claims: BTreeMap::new(),
                 idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
+                tallies: None,
             })
             .collect();
+        self.report_semaphores(&mut books);
         let ended = self.todo.iter().filter_map(|todo| match todo {
             Todo::Undo(_, part) => Some(part),
             Todo::Claim(_)
@@ -741,7 +768,11 @@ impl Core {
             | Todo::Names(..)
             | Todo::Numbers { .. }
             | Todo::Granted(..)
-            | Todo::Rejected(..) => None,
+            | Todo::Rejected(..)
+            | Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Add { .. }
+            | Todo::Revoked(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| &request.parts);
         for part in parts.chain(ended) {
@@ -773,8 +804,19 @@ impl Core {
         for (&site, (_, address)) in &record.plan.sites {
             self.mesh.reach(site, address.clone());
         }
-        for timer in std::mem::take(&mut self.protocol_timers).into_values() {
-            self.timers.remove(&timer);
+        // A protocol that heals by itself goes on, unless its pools are others now.
+        let goes_on: Vec<bool> = kinds()
+            .into_iter()
+            .map(|kind| {
+                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
+            })
+            .collect();
+        for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
+            if goes_on.get(number) == Some(&true) {
+                self.protocol_timers.insert((number, timer), key);
+            } else {
+                self.timers.remove(&key);
+            }
         }
         let last = record.plan.sites.keys().max().map_or(0, |site| site.index() + 1);
         self.members = (0..last)
@@ -786,11 +828,14 @@ impl Core {
             .collect();
         let stay = self.plan.stay(&record.plan);
         self.plan = record.plan.clone();
-        self.install_engines(record);
+        self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes.
-        self.todo.retain(|todo| matches!(todo, Todo::Claim(_) | Todo::Undo(..)));
+        self.todo.retain(|todo| {
+            matches!(todo, Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. })
+        });
         self.trim(record, &stay);
+        self.trim_semaphores(record);
         self.inherit(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
@@ -801,17 +846,35 @@ impl Core {
         self.record(api::Happening { cause: Some(text), ..happening });
     }
 
-    fn install_engines(&mut self, record: &Record<Plan>) {
+    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
         let sites: Vec<SiteId> = record.members.keys().copied().collect();
         let clusters = record.clusters();
-        self.engines.clear();
+        let mut old = std::mem::take(&mut self.engines);
+        let mut alarms = Vec::new();
         let mut seen = BTreeSet::new();
         let empty = Survey::default();
         for (number, kind) in kinds().into_iter().enumerate() {
             let Some(cluster) = clusters.get(number) else { continue };
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
-            let Some(engine) = engine::resume(kind, self.me, cluster, survey) else { continue };
+            let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            let engine = match kept.map(|place| old.swap_remove(place)) {
+                Some(running) => Some(running.engine),
+                None if engine::heals(kind) => {
+                    // It finds out itself who is there.
+                    let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
+                    alarms.push(number);
+                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
+                }
+                None => engine::resume(kind, self.me, cluster, survey),
+            };
+            let Some(engine) = engine else { continue };
+            if kind.profile().serves == Service::Semaphore {
+                let pools = self.install_semaphores(number, kind, &record.plan, survey);
+                let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
+                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+                continue;
+            }
             let mut pools = Vec::new();
             for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
                 let Some((name, config)) = pool else {
@@ -836,8 +899,9 @@ impl Core {
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true });
+            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
         }
+        alarms.into_iter().for_each(|number| self.set_alarm(number));
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
@@ -900,6 +964,9 @@ impl Core {
         let record = Arc::clone(change.epochs.record());
         for number in 0..self.engines.len() {
             let Some(survey) = record.surveys.get(number) else { continue };
+            if engine::heals(self.engines[number].kind) {
+                continue;
+            }
             let mut outcomes = Vec::new();
             self.engines[number].engine.on_resume(&mut self.clock, survey, &mut outcomes);
             for outcome in outcomes {
@@ -935,7 +1002,8 @@ impl Core {
     fn depart(&mut self, record: Arc<Record<Plan>>) {
         let cause = "the other sites went on without this one";
         warn!(epoch = record.epoch, "{cause}");
-        self.todo.clear();
+        // Units that somebody adds are added later; claims are made again.
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
         self.by_claim.clear();
         for pool in &mut self.pools {
             pool.waiting.clear();
@@ -961,7 +1029,9 @@ impl Core {
             pool.used.clear();
             pool.quarantined = 0;
         }
-        self.todo.clear();
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        self.leaving.clear();
+        self.ask_all_again();
         waiting.sort_unstable();
         self.todo.extend(waiting.into_iter().map(Todo::Claim));
         let Some(change) = &mut self.change else { return };

@@ -111,6 +111,10 @@ impl Core {
                 }
             }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
+            Command::Scramble { pool, reply } => {
+                let done = self.scramble(&pool);
+                reply.send(done).ok();
+            }
             Command::Metrics(reply) => {
                 reply.send(self.metrics_text()).ok();
             }
@@ -162,6 +166,16 @@ impl Core {
             Command::IsIdle { name, reply } => {
                 reply.send(self.is_idle(&name)).ok();
             }
+            Command::AddSemaphore { name, semaphore, reply } => {
+                reply.send(self.add_semaphore(name, semaphore)).ok();
+            }
+            Command::OpenSemaphore { name, new } => self.open_semaphore(&name, new),
+            Command::CloseSemaphore { name, reply } => {
+                reply.send(self.close_semaphore(&name)).ok();
+            }
+            Command::RemoveSemaphore { name, reply } => {
+                reply.send(self.remove_semaphore(&name)).ok();
+            }
             Command::Drain => self.drain(),
             Command::Farewell(reply) => {
                 self.farewell();
@@ -177,6 +191,19 @@ impl Core {
                 return self.submit(spec, fresh, hold, patience, reply);
             }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
+            Call::Take { key, name, units, wait, owner } => {
+                self.take(key, &name, units, wait, owner, reply);
+                return self.settle();
+            }
+            Call::Add { name, units } if !matches!(reply, Responder::Peer(..)) => {
+                self.add_units(&name, units, reply);
+                return self.settle();
+            }
+            Call::Add { .. } => {
+                let text = "a V is made at the site that its client asks";
+                Err(api::Error::new(Code::Unsupported, text))
+            }
+            Call::Events { after, wait } => return self.listen(after, wait, reply),
             Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
@@ -198,7 +225,18 @@ impl Core {
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
             Call::History(limit) => Ok(Answer::History(self.recent(limit))),
+            Call::GiveUp(key) => {
+                self.give_up(key);
+                Ok(Answer::Done)
+            }
+            Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
+            Call::PutGang(entry) => self.put_gang(entry),
+            Call::Join(call) => self.join(call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
+            Call::PlanSemaphore { name, semaphore } => {
+                return self.plan_semaphore(&name, semaphore, reply);
+            }
             Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
             Call::Leave(name) => return self.plan_leave(&name, reply),
         };

@@ -105,6 +105,9 @@ impl Core {
         let key = *self.by_lease.get(id).ok_or_else(gone)?;
         let request = self.requests.get_mut(&key).ok_or_else(gone)?;
         let lease = request.lease.as_mut().ok_or_else(gone)?;
+        if let Some(doom) = &request.doom {
+            return Err(api::Error::new(Code::Gone, doom.clone()));
+        }
         if lease.status != Status::Live || now >= lease.expires {
             return Err(gone());
         }
@@ -163,7 +166,9 @@ impl Core {
         warn!(request = %id, ?owner, "a lease was not renewed in time");
         self.metrics.expired += 1;
         if kept.is_empty() {
-            return self.end(key, State::Expired, "not renewed in time");
+            let doom = self.requests.get(&key).and_then(|request| request.doom.clone());
+            let cause = doom.as_deref().unwrap_or("not renewed in time");
+            return self.end(key, State::Expired, cause);
         }
         self.keep_back(key, &kept);
     }

@@ -168,6 +168,7 @@ impl Core {
                 once: false,
                 state: State::Granted,
                 cause: None,
+                doom: None,
                 submitted: now,
                 waited: std::time::Duration::ZERO,
                 part: parts.len(),

@@ -1,0 +1,3 @@
+//! What only the tree protocol does.
+
+mod closure;
