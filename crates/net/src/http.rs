@@ -364,7 +364,7 @@ async fn members(Shared(app): Shared<App>) -> Answer {
 
 async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_member(&name).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    ok(&json!({"site": name, "state": "removed"}))
 }
 
 async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {

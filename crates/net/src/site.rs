@@ -556,7 +556,11 @@ impl Site {
         let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
         let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
         if self.0.view.is_some() {
-            let moves = old.is_some_and(|old| old.protocol != protocol);
+            // Which units there are may change only while nobody has one; more may come any time.
+            let moves = old.is_some_and(|old| {
+                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
+                old.protocol != protocol || named
+            });
             if old.is_none() && pools.len() >= MAX_POOLS {
                 let text = format!("there are {MAX_POOLS} pools");
                 return Err(api::Error::new(Code::TooMany, text));

@@ -23,9 +23,9 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
-use crate::api::{self, Answer, Code, State};
+use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
-use crate::config::{MAX_SITES, check_name};
+use crate::config::{MAX_SITES, PoolConfig, check_name};
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
@@ -44,7 +44,7 @@ const GONE: Duration = Duration::from_millis(300);
 /// What a site needs for epochs.
 pub(crate) struct Change {
     pub(super) epochs: Epochs<Plan>,
-    /// T_s.
+    /// The site lease.
     pub(super) lease: Duration,
     /// Until when this site may grant.
     pub(super) leased: Option<Moment>,
@@ -181,12 +181,15 @@ impl Change {
             *old = now;
             news
         });
-        let trouble = match self.epochs.phase() {
+        let phase = self.epochs.phase();
+        let trouble = match phase {
             Phase::Running if self.epochs.may_grant() => None,
-            Phase::Running => Some(match &self.trouble {
-                Some(why) => format!("no majority, so nothing is granted here: {why}"),
-                None => "no majority, so nothing is granted here".to_owned(),
-            }),
+            Phase::Running | Phase::Frozen | Phase::Installed if self.leased.is_none() => {
+                Some(match &self.trouble {
+                    Some(why) => format!("no majority, so nothing is granted here: {why}"),
+                    None => "no majority, so nothing is granted here".to_owned(),
+                })
+            }
             Phase::Outside if record.epoch == 0 => Some(match &self.trouble {
                 Some(why) => format!("waits for the other sites: {why}"),
                 None => "waits for the other sites".to_owned(),
@@ -195,7 +198,9 @@ impl Change {
                 Some("this site was taken out of the cluster".to_owned())
             }
             Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
-            Phase::Frozen | Phase::Installed => Some("the epoch is changing".to_owned()),
+            Phase::Running | Phase::Frozen | Phase::Installed => {
+                Some("the epoch is changing".to_owned())
+            }
         };
         let quarantined = record.quarantine.iter().flat_map(|(since, it)| {
             let until = self.quarantines.get(since).copied();
@@ -398,15 +403,15 @@ impl Core {
     /// Makes, changes or removes a pool.
     pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
-        let refused = match pool.map(|pool| (pool.config(), pool.closed)) {
-            Some((Some(config), closed)) => {
-                plan.put(name, &config);
+        let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
+            Some((Some(config), closed, target)) => {
+                plan.put(name, &PoolConfig { units: target, ..config });
                 if let Some(made) = plan.pools.get_mut(name) {
                     made.closed = closed;
                 }
                 None
             }
-            Some((None, _)) => {
+            Some((None, ..)) => {
                 Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
             }
             None if plan.pools.remove(name).is_none() => {
@@ -450,6 +455,44 @@ impl Core {
             return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
         }
         self.change_plan(plan, Some(reply));
+    }
+
+    /// Takes units out of pools that were made smaller, in their turn. The first member keeps them;
+    /// when it dies, the next one does.
+    fn drain_pools(&mut self) {
+        let Some(change) = &self.change else { return };
+        if !change.epochs.may_grant() {
+            return;
+        }
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
+        for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
+            if pool.limit < pool.config.units {
+                wanted.insert(place, pool.config.units - pool.limit);
+            }
+        }
+        let mut over = Vec::new();
+        for (&key, request) in &self.requests {
+            if request.hold != Hold::Drain || request.state.is_over() {
+                continue;
+            }
+            let Some(&(place, units)) = request.want.first() else { continue };
+            if wanted.get(&place) == Some(&units) {
+                wanted.remove(&place);
+            } else {
+                over.push(key);
+            }
+        }
+        for key in over {
+            self.end(key, State::Released, "the pool has changed again");
+        }
+        for (place, units) in wanted {
+            let want = [(self.pools[place].name.to_string(), units)].into();
+            let reason = Some("the pool was made smaller".to_owned());
+            let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };
+            let key = self.open(spec, vec![(place, units)], Hold::Drain);
+            self.todo.push_back(Todo::Claim(key));
+        }
     }
 
     /// Takes in sites that are not in the plan and say that they want to be.
@@ -567,6 +610,7 @@ impl Core {
             self.look_for_the_dead();
             self.end_quarantines();
             self.take_in();
+            self.drain_pools();
         }
     }
 
@@ -718,7 +762,17 @@ impl Core {
         self.report_semaphores(&mut books);
         let ended = self.todo.iter().filter_map(|todo| match todo {
             Todo::Undo(_, part) => Some(part),
-            _ => None,
+            Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Move(..)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Granted(..)
+            | Todo::Rejected(..)
+            | Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Add { .. }
+            | Todo::Revoked(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| &request.parts);
         for part in parts.chain(ended) {
@@ -835,10 +889,11 @@ impl Core {
                     self.pools.len() - 1
                 });
                 let state = &mut self.pools[place];
-                state.limit = config.units;
+                let planned = record.plan.pools.get(&name);
+                state.limit = planned.map_or(config.units, |it| it.target);
                 let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
                 state.withheld = withheld.map(|unit| unit.number).collect();
-                state.closed = record.plan.pools.get(&name).is_some_and(|it| it.closed);
+                state.closed = planned.is_some_and(|it| it.closed);
                 (state.engine, state.id, state.config) = (number, id, config);
                 seen.insert(place);
                 pools.push(place);
