@@ -189,7 +189,8 @@ impl Rm {
 
 fn gangs_table(gangs: &[api::Gang]) -> String {
     let member = |(site, want): (&String, &Want)| {
-        let parts: Vec<String> = want.iter().map(|(pool, units)| format!("{pool}:{units}")).collect();
+        let parts: Vec<String> =
+            want.iter().map(|(pool, units)| format!("{pool}:{units}")).collect();
         format!("{site}={}", parts.join(","))
     };
     let row = |gang: &api::Gang| {
@@ -221,8 +222,7 @@ impl Run {
     // All members here: one lease, one command for each.
 
     async fn run_all(&self, client: &Client) -> Result<u8, Exit> {
-        let spec =
-            StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: self.who() };
+        let spec = StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: self.who() };
         let start = path(&self.name)? + "/start";
         let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
         let id = started.request.id.clone();

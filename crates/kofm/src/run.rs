@@ -128,10 +128,7 @@ impl Run {
     }
 
     /// What the command is told.
-    fn variables(
-        lease: &Lease,
-        extra: &[(String, String)],
-    ) -> Result<Vec<(String, String)>, Exit> {
+    fn variables(lease: &Lease, extra: &[(String, String)]) -> Result<Vec<(String, String)>, Exit> {
         let mut env = told(&lease.id, lease.fence, &lease.units);
         for (variable, pool) in extra {
             let units = lease.units.get(pool).ok_or_else(|| {
@@ -209,7 +206,12 @@ impl GuardLink {
     }
 
     /// The lease lives until then: TERM comes before, and KILL just before.
-    pub(crate) async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+    pub(crate) async fn until(
+        &mut self,
+        until: Moment,
+        ttl: Duration,
+        grace: Duration,
+    ) -> Result<(), Exit> {
         let now = Moment::now();
         let left = until.since(now);
         let kill = now.after(left.saturating_sub(ttl / RATE));

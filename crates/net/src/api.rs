@@ -699,6 +699,8 @@ pub(crate) enum Call {
         name: String,
         pool: Option<PlannedPool>,
     },
+    /// A site leaves the cluster, with the next epoch.
+    Leave(String),
 }
 
 /// How a grant is kept.

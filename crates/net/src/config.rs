@@ -58,6 +58,8 @@ pub struct Config {
     pub etcd: Vec<String>,
     /// What survives a crash of this site.
     pub durability: Durability,
+    /// The numbers of the members, where the cluster has given them; otherwise their places.
+    pub(crate) numbers: BTreeMap<String, SiteId>,
 }
 
 /// One semaphore.
@@ -194,6 +196,7 @@ impl Config {
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
             durability: Durability::None,
+            numbers: BTreeMap::new(),
         }
     }
 
@@ -204,6 +207,9 @@ impl Config {
 
     /// A site's number.
     pub fn number_of(&self, site: &str) -> Option<SiteId> {
+        if !self.numbers.is_empty() {
+            return self.numbers.get(site).copied();
+        }
         let place = self.members.keys().position(|name| name == site)?;
         u16::try_from(place).ok().map(SiteId)
     }

@@ -70,6 +70,7 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/leases/{id}/renew", post(renew))
         .route("/v1/queue", get(queue))
         .route("/v1/members", get(members))
+        .route("/v1/members/{name}", delete(remove_member))
         .route("/v1/history", get(history))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
@@ -347,6 +348,11 @@ async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answ
 
 async fn members(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.members())
+}
+
+async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_member(&name).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {

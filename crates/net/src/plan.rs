@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     /// How many semaphores each protocol has had: their numbers are not used again, because sites
     /// remember what they took under them.
     pub numbered: BTreeMap<String, u16>,
+    /// The largest number that was given to a site that came later.
+    pub last: u16,
 }
 
 /// One semaphore.
@@ -108,8 +110,9 @@ pub(crate) fn kinds() -> Vec<Kind> {
 impl Plan {
     /// What a cluster begins with.
     pub(crate) fn first(config: &Config) -> Self {
-        let numbers = (0..).map(SiteId);
-        let sites = numbers.zip(config.members.iter().map(|it| (it.0.clone(), it.1.clone())));
+        let sites = config.members.iter().filter_map(|(name, address)| {
+            Some((config.number_of(name)?, (name.clone(), address.clone())))
+        });
         let mut plan = Self { sites: sites.collect(), ..Self::default() };
         for (name, pool) in &config.pools {
             plan.put(name, pool);

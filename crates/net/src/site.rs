@@ -18,6 +18,7 @@
 mod core;
 mod events;
 mod gangs;
+mod journal;
 mod keeper;
 mod metrics;
 mod semaphores;
@@ -30,23 +31,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use kofm_core::epoch::Record;
 use kofm_core::{PoolId, SiteId};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
+use self::journal::Journal;
 use self::keeper::News;
 use self::tallies::Tallies;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
+use crate::config::{
+    Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named,
+};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{Plan, PlannedPool};
-use crate::store::Store;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
+use crate::store::{Beat, Pulse, Store};
 pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
@@ -108,8 +113,11 @@ pub enum StartError {
 impl Site {
     /// Starts a site. With other members it listens for them; clients come through
     /// [`crate::http::serve`] or this handle.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
-        let listener = if config.members.len() > 1 {
+    pub async fn start(mut config: Config) -> Result<Self, StartError> {
+        if !config.etcd.is_empty() {
+            find_place(&mut config).await?;
+        }
+        let listener = if config.members.len() > 1 || !config.etcd.is_empty() {
             let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
             let bound = TcpListener::bind(address).await;
             Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
@@ -171,7 +179,7 @@ impl Site {
             table: config.table(),
             silence: config.site_lease,
         };
-        let alone = config.members.len() == 1;
+        let alone = config.members.len() == 1 && config.etcd.is_empty();
         let changes = !alone && !together;
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
         let numbered =
@@ -198,8 +206,12 @@ impl Site {
             change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
         }
         let events = broadcast::Sender::new(EVENTS);
-        let mut core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change);
-        if let Some(dir) = config.state_dir.as_deref().filter(|_| changes) {
+        let dir = config.state_dir.as_deref().filter(|_| changes);
+        let every = config.durability == Durability::Grant;
+        let journal = dir.map(|dir| Journal::open(dir, incarnation, every)).transpose()?;
+        let mut core =
+            Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
+        if let Some(dir) = dir {
             let (tallies, earlier) = Tallies::open(dir, incarnation)?;
             core.remember(tallies, earlier);
         }
@@ -601,7 +613,7 @@ impl Site {
                 return Err(api::Error::new(Code::UnknownPool, text));
             };
             let closed = PlannedPool { closed: true, ..old.clone() };
-            self.next_epoch(name, Some(closed)).await?;
+            self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
             let call = Call::IsIdle(name.to_owned());
             let mut answers = self.ask_all(&call).await;
             answers.push((self.0.config.me(), self.call(call).await?));
@@ -611,21 +623,16 @@ impl Site {
             };
             if !self.view().members.keys().all(idle) {
                 let open = PlannedPool { closed: false, ..old.clone() };
-                self.next_epoch(name, Some(open)).await?;
+                self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
                 let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
                 return Err(api::Error::new(Code::InUse, text));
             }
         }
-        self.next_epoch(name, planned).await
+        self.next_epoch(Call::Plan { name: name.to_owned(), pool: planned }).await
     }
 
     /// Has the first member change the plan: one at a time, whoever asks.
-    async fn next_epoch(&self, name: &str, pool: Option<PlannedPool>) -> Result<(), api::Error> {
-        self.with_next_epoch(Call::Plan { name: name.to_owned(), pool }).await
-    }
-
-    /// Lets one site begin an epoch with another plan, and waits until this one has it.
-    async fn with_next_epoch(&self, call: Call) -> Result<(), api::Error> {
+    async fn next_epoch(&self, call: Call) -> Result<(), api::Error> {
         let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
         let first = self.view().members.keys().next().copied();
         let changed = match first.filter(|&first| first != self.0.config.me()) {
@@ -710,8 +717,13 @@ impl Site {
         timeout(patience, ended).await.ok();
     }
 
-    /// Ends the site's links with a goodbye. What it holds is lost with it.
+    /// Writes the leases down for the next start, and ends the site's links with a goodbye. Without
+    /// a place on disk, and in a cluster of one process, what it holds is lost with it.
     pub async fn stop(&self) {
+        let (reply, written) = oneshot::channel();
+        if self.command(Command::Farewell(reply)).await.is_ok() {
+            timeout(PEER_PATIENCE, written).await.ok();
+        }
         self.0.mesh.stop();
         // One turn for the goodbyes.
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -755,9 +767,10 @@ impl Site {
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
-            | Call::PlanSemaphore { .. } => None,
+            | Call::PlanSemaphore { .. }
+            | Call::Leave(_) => None,
         };
-        self.0.config.members.len() == 1 || home == Some(self.0.config.me())
+        self.peers().next().is_none() || home == Some(self.0.config.me())
     }
 
     /// Calls that the site task can answer alone; the answers come through the channel.
@@ -800,7 +813,8 @@ impl Site {
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
-            | Call::PlanSemaphore { .. }) => self.call(call).await,
+            | Call::PlanSemaphore { .. }
+            | Call::Leave(_)) => self.call(call).await,
         }
     }
 
@@ -879,13 +893,38 @@ impl Site {
         }
     }
 
+    /// All other sites: those of the epoch's plan, or of the configuration before there is one.
     fn peers(&self) -> impl Iterator<Item = SiteId> + use<> {
-        let (me, sites) = (self.0.config.me(), self.0.config.members.len());
-        (0..u16::try_from(sites).unwrap_or(u16::MAX)).map(SiteId).filter(move |&it| it != me)
+        let me = self.0.config.me();
+        let planned: Vec<SiteId> = match &self.0.view {
+            Some(view) => view.borrow().plan.sites.keys().copied().collect(),
+            None => Vec::new(),
+        };
+        let config = &self.0.config;
+        let list: Vec<SiteId> = if planned.is_empty() {
+            config.members.keys().filter_map(|name| config.number_of(name)).collect()
+        } else {
+            planned
+        };
+        list.into_iter().filter(move |&it| it != me)
     }
 
     fn name_of(&self, site: SiteId) -> String {
-        self.0.config.members.keys().nth(site.index()).cloned().unwrap_or_default()
+        let view = self.0.view.as_ref();
+        let planned = view.and_then(|view| Some(view.borrow().plan.sites.get(&site)?.0.clone()));
+        let config = &self.0.config;
+        let names = || config.members.keys().find(|name| config.number_of(name) == Some(site));
+        planned.or_else(|| names().cloned()).unwrap_or_default()
+    }
+
+    /// Takes a site out of the cluster for good, with the next epoch.
+    pub async fn remove_member(&self, name: &str) -> Result<(), api::Error> {
+        if self.0.config.etcd.is_empty() {
+            let text = "the members of this cluster are fixed by its configuration; with etcd sites \
+                        may come and go";
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        self.next_epoch(Call::Leave(name.to_owned())).await
     }
 }
 
@@ -951,6 +990,39 @@ impl Site {
     }
 }
 
+/// Asks etcd for the number of this site, and has it given one where it is new.
+async fn find_place(config: &mut Config) -> Result<(), StartError> {
+    let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
+    let store = store.map_err(StartError::Config)?;
+    let address = config.members.get(&config.site).cloned().unwrap_or_default();
+    let note = postcard::to_stdvec(&Note { address }).unwrap_or_default();
+    let mut epoch = 0;
+    for count in 0.. {
+        let (site, note) = (config.site.clone(), note.clone());
+        let pulse = Pulse { site, incarnation: 0, count, note };
+        match store.beat(epoch, pulse).await {
+            // There is no epoch yet: all begin with what they were told.
+            Ok(Beat::Steady(_)) if epoch == 0 => return Ok(()),
+            Ok(Beat::Steady(_)) => {}
+            Ok(Beat::Moved(record)) => {
+                epoch = record.epoch;
+                let record: Record<Plan> = postcard::from_bytes(&record.body)
+                    .map_err(|_| StartError::Config("etcd has a record of another kind".into()))?;
+                let sites = &record.plan.sites;
+                if sites.values().any(|it| it.0 == config.site) {
+                    config.members = sites.values().cloned().collect();
+                    config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
+                    return Ok(());
+                }
+                tracing::info!(epoch, "not in the cluster yet: waits to be taken in");
+            }
+            Err(error) => tracing::warn!(%error, "etcd does not answer"),
+        }
+        tokio::time::sleep(config.site_lease / 20).await;
+    }
+    Ok(())
+}
+
 /// Starts the tasks that talk to the store.
 fn keep(
     config: &Config,
@@ -968,7 +1040,8 @@ fn keep(
     let (lease, name) = (config.site_lease, config.site.clone());
     tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
     tokio::spawn(keeper::propose(store, offered, news));
-    let doors = Doors { me, proposals, running, state };
+    let joinable = !config.etcd.is_empty();
+    let doors = Doors { me, proposals, running, state, joinable };
     Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
 }
 

@@ -25,6 +25,21 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     let departed: BTreeMap<SiteId, u64> =
         record.members.iter().filter(|member| !stays(member)).map(|(&s, &i)| (s, i)).collect();
     let mut quarantine = record.quarantine.clone();
+    // A new life may go on with what its last one had, as long as that is kept for it.
+    let kept = |site: SiteId, last: u64| {
+        record.members.get(&site) == Some(&last)
+            || record.quarantine.values().any(|it| it.sites.get(&site) == Some(&last))
+    };
+    let nothing: BTreeMap<SiteId, Report> = reports
+        .iter()
+        .filter(|(site, report)| {
+            let member = record.members.get(site) == Some(&report.incarnation);
+            !member && !kept(**site, report.incarnation.saturating_sub(1))
+        })
+        .map(|(&site, report)| (site, without_books(report)))
+        .collect();
+    let reports: &BTreeMap<SiteId, &Report> =
+        &reports.iter().map(|(site, &told)| (*site, nothing.get(site).unwrap_or(told))).collect();
     match R::SLIP {
         Some(Slip::NeverEndsQuarantine) => {}
         Some(Slip::EndsEveryQuarantine) if over > 0 => quarantine.clear(),
@@ -43,12 +58,18 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     let mut fresh = Quarantine { sites: departed, books: Vec::new() };
     let mut surveys = Vec::new();
     for (number, cluster) in record.clusters().iter().enumerate() {
-        let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
-        let kept: Vec<&Withheld> = kept.collect();
         let books =
             reports.iter().filter_map(|(&site, report)| Some((site, report.books.get(number)?)));
         let books: Vec<(SiteId, &Book)> = books.collect();
         let mut survey = gather(books.iter().copied(), cluster);
+        // Whoever brings a unit back has it: nobody else who departed can.
+        let held = survey.claims.values().flat_map(|standing| standing.held.iter().flatten());
+        let back: BTreeSet<Unit> = held.chain(survey.idle.keys()).copied().collect();
+        for kept in quarantine.values_mut().filter_map(|kept| kept.books.get_mut(number)) {
+            kept.named.retain(|unit| !back.contains(unit));
+        }
+        let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
+        let kept: Vec<&Withheld> = kept.collect();
         survey.clock = clock;
         let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
         survey.counts = count(before, &books, &fresh.sites, cluster);
@@ -132,6 +153,17 @@ fn count(
         })
         .collect();
     Some(counts)
+}
+
+/// A report that brings no units and no claims.
+fn without_books(report: &Report) -> Report {
+    let empty = |book: &Book| Book {
+        claims: BTreeMap::new(),
+        idle: book.idle.as_ref().map(|_| Vec::new()),
+        // What was done with semaphores is known all the same.
+        tallies: book.tallies.clone(),
+    };
+    Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
 }
 
 /// Whether the units of a protocol have names.

@@ -9,6 +9,7 @@ mod events;
 mod gangs;
 mod inputs;
 mod leases;
+mod legacy;
 mod requests;
 mod semaphores;
 
@@ -28,12 +29,13 @@ use crate::fast::Numbered;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
 use crate::plan::Plan;
+use crate::site::journal::{Journal, Legacy};
 use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
 use crate::site::tallies::{self, Tallies};
 
-pub(crate) use self::gangs::total;
 pub(crate) use self::epochs::{Change, Doors, Note, View};
+pub(crate) use self::gangs::total;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -117,6 +119,8 @@ pub(crate) enum Command {
         reply: oneshot::Sender<bool>,
     },
     Drain,
+    /// The last command: leases are written down, and nothing happens any more.
+    Farewell(oneshot::Sender<()>),
 }
 
 /// A pool as it is now.
@@ -138,6 +142,11 @@ pub(crate) struct Core {
     pub(super) change: Option<Change>,
     /// The configuration of the epoch that is installed.
     plan: Plan,
+    journal: Option<Journal>,
+    /// What the last life left behind, until an epoch confirms it.
+    legacy: Option<Legacy>,
+    /// The site has said goodbye: no protocol takes a step any more.
+    stopped: bool,
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
     pub(super) pool_by_name: HashMap<Arc<str>, usize>,
@@ -368,7 +377,9 @@ impl Core {
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Option<Change>,
+        journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
+        let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let mut core = Self {
             me: config.me(),
             site: config.site.as_str().into(),
@@ -378,6 +389,9 @@ impl Core {
             clock: first_clock(incarnation),
             change,
             plan: Plan::default(),
+            journal,
+            legacy,
+            stopped: false,
             engines: Vec::new(),
             pools: Vec::new(),
             pool_by_name: HashMap::new(),

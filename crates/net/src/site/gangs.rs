@@ -129,11 +129,9 @@ impl Site {
     }
 
     /// What is known of gangs, by name; the newest counts.
-    async fn gang_entries(
-        &self,
-    ) -> Result<(BTreeMap<String, GangEntry>, Vec<String>), api::Error> {
-        let (list, missing) = self
-            .gather(Call::Gangs, |answer| {
+    async fn gang_entries(&self) -> Result<(BTreeMap<String, GangEntry>, Vec<String>), api::Error> {
+        let (list, missing) =
+            self.gather(Call::Gangs, |answer| {
                 if let Answer::Gangs(list) = answer { list } else { Vec::new() }
             })
             .await?;

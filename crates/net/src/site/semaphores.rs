@@ -122,7 +122,7 @@ impl Site {
             protocol: config.protocol.name().to_owned(),
             arbitration: config.arbitration.clone(),
         });
-        self.with_next_epoch(Call::PlanSemaphore { name: name.to_owned(), semaphore }).await
+        self.next_epoch(Call::PlanSemaphore { name: name.to_owned(), semaphore }).await
     }
 }
 

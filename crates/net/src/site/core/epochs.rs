@@ -9,7 +9,7 @@
 //! Where all sites live in one process they live and die together; such a cluster has one epoch,
 //! and nothing of this.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
 use crate::api::{self, Answer, Code, State};
 use crate::boottime::Moment;
+use crate::config::{MAX_SITES, check_name};
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
@@ -59,11 +60,13 @@ pub(crate) struct Change {
     pub(super) quarantines: BTreeMap<u64, Moment>,
     proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
-    planned: Option<(Plan, Responder, Moment)>,
+    planned: Option<(Plan, Option<Responder>, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
     deserted: Option<Moment>,
+    /// Sites that nobody was told of may come.
+    joinable: bool,
     state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
@@ -97,6 +100,7 @@ pub(crate) struct Doors {
     pub proposals: mpsc::Sender<store::Record>,
     pub running: watch::Sender<View>,
     pub state: Option<Arc<StateDir>>,
+    pub joinable: bool,
 }
 
 impl Change {
@@ -118,7 +122,7 @@ impl Change {
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
         };
-        let Doors { me: standing, proposals, running, state } = doors;
+        let Doors { me: standing, proposals, running, state, joinable } = doors;
         Self {
             epochs: Epochs::new(me, incarnation, Arc::new(nothing)),
             lease,
@@ -134,6 +138,7 @@ impl Change {
             started: Moment::now(),
             joined: None,
             deserted: None,
+            joinable,
             state,
             me: standing,
             proposals,
@@ -164,7 +169,12 @@ impl Change {
             epoch: record.epoch,
             incarnation: self.epochs.incarnation(),
             hurry: outside,
-            note: self.me.borrow().note.clone(),
+            // Whoever was taken out does not ask to be taken in again.
+            note: if record.plan.sites.contains_key(&self.epochs.me()) {
+                self.me.borrow().note.clone()
+            } else {
+                Vec::new()
+            },
         };
         self.me.send_if_modified(|old| {
             let news = *old != now;
@@ -181,6 +191,9 @@ impl Change {
                 Some(why) => format!("waits for the other sites: {why}"),
                 None => "waits for the other sites".to_owned(),
             }),
+            Phase::Outside if !record.plan.sites.contains_key(&self.epochs.me()) => {
+                Some("this site was taken out of the cluster".to_owned())
+            }
             Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
             Phase::Frozen | Phase::Installed => Some("the epoch is changing".to_owned()),
         };
@@ -209,7 +222,7 @@ impl Core {
 
     /// Whether protocols must not take a step now.
     pub(super) fn stands_still(&self) -> bool {
-        self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
+        self.stopped || self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
     }
 
     /// Whether the right to grant has just run out, unnoticed so far.
@@ -248,24 +261,34 @@ impl Core {
 
     /// One input of the machine, and everything that follows.
     pub(super) fn feed(&mut self, input: Input<Plan>) {
-        let Some(mut change) = self.change.take() else { return };
+        if self.stopped {
+            return;
+        }
+        let Some(change) = &mut self.change else { return };
         let mut effects = Vec::new();
         let epoch = change.epochs.record().epoch;
-        change.epochs.step(input, &|| self.report(), &mut effects);
+        change.epochs.step(input, &mut effects);
         if change.epochs.record().epoch != epoch {
             // The keeper beats in the epoch that is known here, whoever is in it.
             change.publish();
         }
-        self.change = Some(change);
         self.carry_out_change(effects);
     }
 
     fn carry_out_change(&mut self, effects: Vec<Effect<Plan>>) {
         let news = !effects.is_empty();
-        for effect in effects {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Send { to, message } => self.tell_change(to, &message),
-                Effect::Freeze => {}
+                Effect::Freeze => {
+                    // What this site has, as everything before has left it.
+                    let (report, mut more) = (self.report(), Vec::new());
+                    if let Some(change) = &mut self.change {
+                        change.epochs.step(Input::Frozen(report), &mut more);
+                    }
+                    effects.extend(more);
+                }
                 Effect::Propose(record) => {
                     if let Some(change) = &mut self.change {
                         change.proposal = Some(record);
@@ -372,48 +395,39 @@ impl Core {
         self.settle();
     }
 
-    /// Begins an epoch with another plan.
-    pub(super) fn change_plan(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
-        let fail = |code, text: &str| Err(api::Error::new(code, text));
-        let Some(change) = &self.change else {
-            let answer = fail(Code::Unsupported, "the sites of this cluster are one process");
-            return self.respond(reply, answer);
-        };
-        let mut plan = change.epochs.record().plan.clone();
-        match pool {
-            Some(pool) => match pool.config() {
-                Some(config) => {
-                    plan.put(name, &config);
-                    if let Some(made) = plan.pools.get_mut(name) {
-                        made.closed = pool.closed;
-                    }
+    /// Makes, changes or removes a pool.
+    pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+        let mut plan = self.plan.clone();
+        let refused = match pool.map(|pool| (pool.config(), pool.closed)) {
+            Some((Some(config), closed)) => {
+                plan.put(name, &config);
+                if let Some(made) = plan.pools.get_mut(name) {
+                    made.closed = closed;
                 }
-                None => {
-                    let answer = fail(Code::Malformed, "a protocol that this site does not run");
-                    return self.respond(reply, answer);
-                }
-            },
-            None if plan.pools.remove(name).is_none() => {
-                let text = format!("there is no pool `{name}`");
-                return self.respond(reply, fail(Code::UnknownPool, &text));
+                None
             }
-            None => {}
+            Some((None, _)) => {
+                Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
+            }
+            None if plan.pools.remove(name).is_none() => {
+                Some((Code::UnknownPool, format!("there is no pool `{name}`")))
+            }
+            None => None,
+        };
+        match refused {
+            Some((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
+            None => self.change_plan(plan, Some(reply)),
         }
-        self.begin_with(plan, reply);
     }
 
-    /// The same for a semaphore.
-    pub(super) fn change_semaphores(
+    /// Makes or removes a semaphore.
+    pub(super) fn plan_semaphore(
         &mut self,
         name: &str,
         semaphore: Option<PlannedSemaphore>,
         reply: Responder,
     ) {
-        let Some(change) = &self.change else {
-            let text = "the sites of this cluster are one process";
-            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
-        };
-        let mut plan = change.epochs.record().plan.clone();
+        let mut plan = self.plan.clone();
         let done = match semaphore.map(|it| it.config()) {
             Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
             Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
@@ -422,34 +436,84 @@ impl Core {
             None => Err((Code::UnknownSemaphore, "there is no such semaphore")),
         };
         match done {
-            Ok(()) => self.begin_with(plan, reply),
+            Ok(()) => self.change_plan(plan, Some(reply)),
             Err((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
         }
     }
 
-    fn begin_with(&mut self, plan: Plan, reply: Responder) {
-        let fail = |code, text: &str| Err(api::Error::new(code, text));
+    /// Takes a site out of the cluster.
+    pub(super) fn plan_leave(&mut self, name: &str, reply: Responder) {
+        let mut plan = self.plan.clone();
+        plan.sites.retain(|_, site| site.0 != name);
+        if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
+            let text = format!("`{name}` is not a site of this cluster, or its last one");
+            return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
+        }
+        self.change_plan(plan, Some(reply));
+    }
+
+    /// Takes in sites that are not in the plan and say that they want to be.
+    fn take_in(&mut self) {
+        let now = Moment::now();
         let Some(change) = &self.change else { return };
-        if !change.epochs.may_grant() || change.planned.is_some() {
-            let text = "the epoch is changing, or this site has no majority; try again";
-            return self.respond(reply, fail(Code::InUse, text));
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
+            return;
         }
-        if plan == change.epochs.record().plan {
-            return self.respond(reply, Ok(Answer::Done));
+        let mut plan = self.plan.clone();
+        for (name, (pulse, since)) in &change.pulses {
+            let known = plan.sites.values().any(|site| site.0 == *name);
+            let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
+            let here = now.since(*since) < change.lease && !note.address.is_empty();
+            if !known && here && check_name(name).is_ok() && plan.sites.len() < MAX_SITES {
+                // Numbers are never used again: stamps contain them.
+                let last = plan.sites.keys().map(|site| site.0).max().unwrap_or(0);
+                let number = plan.last.max(last) + 1;
+                plan.last = number;
+                plan.sites.insert(SiteId(number), (name.clone(), note.address));
+            }
         }
-        let until = Moment::now().after(change.lease * 4);
-        if let Some(change) = &mut self.change {
-            change.planned = Some((plan.clone(), reply, until));
+        if plan != self.plan {
+            self.change_plan(plan, None);
         }
-        self.feed(Input::Configure(plan));
-        self.settle();
+    }
+
+    /// Begins an epoch with another plan.
+    fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
+        let ready = self.change.as_ref().map(|it| it.epochs.may_grant() && it.planned.is_none());
+        let refused = match ready {
+            Some(true) => None,
+            Some(false) => {
+                let text = "the epoch is changing, or this site has no majority; try again";
+                Some(api::Error::new(Code::InUse, text))
+            }
+            None => {
+                let text = "the sites of this cluster are one process";
+                Some(api::Error::new(Code::Unsupported, text))
+            }
+        };
+        let answer = match refused {
+            Some(error) => Err(error),
+            None if plan == self.plan => Ok(Answer::Done),
+            None => {
+                if let Some(change) = &mut self.change {
+                    let until = Moment::now().after(change.lease * 4);
+                    change.planned = Some((plan.clone(), reply, until));
+                }
+                self.feed(Input::Configure(plan));
+                return self.settle();
+            }
+        };
+        if let Some(reply) = reply {
+            self.respond(reply, answer);
+        }
     }
 
     /// Answers whoever waits for a change of the plan that has come true.
     fn answer_plan(&mut self) {
         let Some(change) = &mut self.change else { return };
         let record = Arc::clone(change.epochs.record());
-        if let Some((_, reply, _)) = change.planned.take_if(|it| it.0 == record.plan) {
+        if let Some((_, Some(reply), _)) = change.planned.take_if(|it| it.0 == record.plan) {
             self.respond(reply, Ok(Answer::Done));
         }
     }
@@ -460,7 +524,9 @@ impl Core {
         if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
             let text = "no majority of the sites could be asked in time; look again whether the \
                         change was made";
-            self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            if let Some(reply) = reply {
+                self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            }
             self.feed(Input::Configure(record.plan.clone()));
         }
     }
@@ -500,6 +566,7 @@ impl Core {
         } else {
             self.look_for_the_dead();
             self.end_quarantines();
+            self.take_in();
         }
     }
 
@@ -629,10 +696,12 @@ impl Core {
     /// What a new life of this site brings.
     fn first_report(&self) -> Report {
         let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
-        let book = || Book { claims: BTreeMap::new(), idle: Some(Vec::new()), tallies: None };
-        let mut books: Vec<Book> = kinds().iter().map(|_| book()).collect();
+        let legacy = self.legacy.clone().unwrap_or_default();
+        let mut books = legacy.books(kinds().len());
         self.report_semaphores(&mut books);
-        Report { books, clock: self.clock, ..Report::empty(incarnation) }
+        let mut clock = self.clock;
+        clock.merge(legacy.clock);
+        Report { books, clock, ..Report::empty(incarnation) }
     }
 
     /// What this site has, for the others.
@@ -702,6 +771,7 @@ impl Core {
         });
         self.trim(record, &stay);
         self.trim_semaphores(record);
+        self.inherit(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
@@ -898,6 +968,11 @@ impl Core {
         change.leased = None;
         change.joined = None;
         self.mesh.reborn(incarnation);
+        self.legacy = None;
+        if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
+            error!(%error, "cannot begin a journal");
+            self.journal = None;
+        }
         let happening = self.happening("departed", None);
         self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }

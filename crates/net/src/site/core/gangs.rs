@@ -94,9 +94,8 @@ impl Core {
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
             return Err(api::Error::new(Code::Malformed, "`ttl` is from 100ms to 15 days"));
         }
-        let gone = || {
-            api::Error::new(Code::Gone, "this run of the gang is over: stop, and join again")
-        };
+        let gone =
+            || api::Error::new(Code::Gone, "this run of the gang is over: stop, and join again");
         self.sweep(&call.name);
         if !self.rallies.contains_key(&call.name) {
             if call.run.is_some() || call.leave {

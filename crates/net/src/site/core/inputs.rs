@@ -173,6 +173,10 @@ impl Core {
                 reply.send(self.remove_semaphore(&name)).ok();
             }
             Command::Drain => self.drain(),
+            Command::Farewell(reply) => {
+                self.farewell();
+                reply.send(()).ok();
+            }
         }
         self.settle();
     }
@@ -227,9 +231,10 @@ impl Core {
             Call::Join(call) => self.join(call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
-                return self.change_semaphores(&name, semaphore, reply);
+                return self.plan_semaphore(&name, semaphore, reply);
             }
-            Call::Plan { name, pool } => return self.change_plan(&name, pool, reply),
+            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
+            Call::Leave(name) => return self.plan_leave(&name, reply),
         };
         self.respond(reply, answer);
         self.settle();

@@ -68,6 +68,9 @@ impl Core {
         self.metrics.granted(request.waited);
         self.by_lease.insert(id, key);
         self.start_lease(key, now);
+        if !self.note_held(key) {
+            return self.end(key, State::Failed, "the site's disk does not take the grant");
+        }
         let happening = self.happening("granted", Some(key));
         self.record(happening);
         self.tell(key, false);
@@ -190,6 +193,10 @@ impl Core {
             .copied()
             .filter(|pool| kept.iter().all(|it| it.0 != *pool))
             .collect();
+        let id = Arc::clone(&lease.id);
+        if !back.is_empty() {
+            self.note_over(&id);
+        }
         for pool in back {
             self.give_back_pool(key, pool);
         }
@@ -245,6 +252,6 @@ impl Core {
 }
 
 /// How much longer than its time a lease's units are kept from others.
-fn slack(ttl: Duration) -> Duration {
+pub(super) fn slack(ttl: Duration) -> Duration {
     ttl / 50 + Duration::from_millis(200)
 }

@@ -256,6 +256,7 @@ impl Core {
         }
         if let Some(lease) = lease {
             self.drop_lease(key, &lease);
+            self.note_over(&lease.id);
         }
         for part in parts {
             if let Some(claim) = part.claim {

@@ -1,0 +1,135 @@
+//! Sites that die and come back, minorities, and pools that change while everything runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::harness::{Cluster, until};
+
+#[test]
+fn one_of_three_sites_is_killed_and_grants_go_on() {
+    let pools = "[pools]\ngpu = 4\nslot = { units = 2, protocol = \"roaming\" }\n";
+    let mut cluster = Cluster::start(3, pools);
+    cluster.members(0, 3);
+    // What it holds is kept back, and comes back.
+    for pool in ["gpu", "slot"] {
+        assert!(cluster.run(2, &["acquire", pool, "--ttl", "5m"]).status.success());
+    }
+    let http: Vec<String> = cluster.http[..2].to_vec();
+    let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let workers: Vec<_> = http
+        .into_iter()
+        .map(|http| {
+            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let args = ["run", "gpu", "slot", "--", "true"];
+                    let output = crate::harness::command(&http, &args).output().unwrap();
+                    assert!(output.status.success(), "{output:?}");
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    until("work is done", || done.load(Ordering::Relaxed) > 10);
+    cluster.kill(2);
+    cluster.members(0, 2);
+    let before = done.load(Ordering::Relaxed);
+    until("work goes on", || done.load(Ordering::Relaxed) > before + 20);
+    stop.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    cluster.all_free("gpu");
+    cluster.all_free("slot");
+    // And it comes back by itself, as somebody else.
+    cluster.restart(2);
+    cluster.members(2, 3);
+    assert!(cluster.run(2, &["run", "gpu:4", "slot:2", "--", "true"]).status.success());
+    let history = cluster.json(0, &["history", "--json"]);
+    assert!(history.as_array().unwrap().iter().any(|it| it["event"] == "epoch"));
+}
+
+#[test]
+fn a_minority_grants_nothing_says_so_and_comes_back() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(0, 3);
+    let lease = cluster.json(0, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    assert!(lease["expires_in_ms"].as_u64().unwrap() <= 5000, "{lease}");
+    cluster.kill(1);
+    cluster.kill(2);
+    until("it says that it has no majority", || {
+        let members = cluster.json(0, &["members", "--json"]);
+        members[0]["trouble"].as_str().is_some_and(|it| it.contains("no majority"))
+    });
+    let output = cluster.run(0, &["acquire", "gpu", "--wait", "100ms"]);
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    // Nobody relies on a lease that nobody can vouch for.
+    assert!(!cluster.run(0, &["renew", lease["id"].as_str().unwrap()]).status.success());
+    cluster.restart(1);
+    cluster.members(0, 2);
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+}
+
+#[test]
+fn pools_change_at_all_sites_or_at_none_and_survive() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(1, 3);
+    let set = |cluster: &Cluster, site: usize, args: &[&str]| {
+        let args: Vec<&str> = ["pool", "set"].iter().chain(args).copied().collect();
+        until("the pool is set", || {
+            let output = cluster.run(site, &args);
+            // An epoch may be changing for another reason.
+            assert!(output.status.success() || output.status.code() != Some(64), "{output:?}");
+            output.status.success()
+        });
+    };
+    let units = |cluster: &Cluster, site: usize, name: &str| {
+        let output = cluster.run(site, &["status", name, "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["pools"][0]["units"].as_u64()
+    };
+    set(&cluster, 1, &["board", "--units", "3", "--protocol", "roaming"]);
+    for site in 0..3 {
+        until("all know it", || units(&cluster, site, "board") == Some(3));
+    }
+    let lease = cluster.json(2, &["acquire", "gpu:2", "--ttl", "5m", "--json"]);
+    set(&cluster, 2, &["gpu", "--units", "4"]);
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+    set(&cluster, 0, &["gpu", "--units", "1"]);
+    until("all know it", || units(&cluster, 2, "gpu") == Some(1));
+    // Two are held of one: nobody gets more until they are given back.
+    let output = cluster.run(1, &["acquire", "gpu", "--wait", "300ms"]);
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert!(cluster.run(2, &["release", lease["id"].as_str().unwrap()]).status.success());
+    assert!(cluster.run(1, &["run", "gpu", "--", "true"]).status.success());
+    // A pool in use is not moved to another protocol, nor removed.
+    let lease = cluster.json(0, &["acquire", "board", "--ttl", "5m", "--json"]);
+    let output = cluster.run(1, &["pool", "rm", "board"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(cluster.run(0, &["release", lease["id"].as_str().unwrap()]).status.success());
+    set(&cluster, 1, &["board", "--units", "3", "--protocol", "quorum"]);
+    assert!(cluster.run(2, &["run", "board:3", "--", "true"]).status.success());
+    // All of them die, and come back with what they had agreed on.
+    for site in 0..3 {
+        cluster.kill(site);
+    }
+    for site in 0..3 {
+        cluster.restart(site);
+    }
+    cluster.members(0, 3);
+    assert_eq!(units(&cluster, 0, "gpu"), Some(1));
+    assert!(cluster.run(1, &["run", "board:3", "gpu", "--", "true"]).status.success());
+    until("it is removed", || cluster.run(2, &["pool", "rm", "board"]).status.success());
+    let output = cluster.run(0, &["acquire", "board", "--wait", "0"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+}
+
+#[test]
+fn two_sites_wait_for_each_other_and_go_on() {
+    let mut cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+    cluster.kill(1);
+    cluster.restart(1);
+    cluster.members(0, 2);
+    assert!(cluster.run(1, &["run", "gpu:2", "--", "true"]).status.success());
+}
