@@ -37,7 +37,16 @@ fn one_command_starts_all_members_with_their_shares() {
 
     let failed = cluster.run(
         1,
-        &["gang", "run", "train", "--here", "--", "sh", "-c", "test $KOFM_MEMBER = s0 || exit 7; sleep 60"],
+        &[
+            "gang",
+            "run",
+            "train",
+            "--here",
+            "--",
+            "sh",
+            "-c",
+            "test $KOFM_MEMBER = s0 || exit 7; sleep 60",
+        ],
     );
     assert_eq!(failed.status.code(), Some(7), "the others are stopped with the first that fails");
     cluster.all_free("gpu");
@@ -54,8 +63,7 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
     let dir = temp_dir();
     let member = |site: usize, script: &str| {
         let name = format!("s{site}");
-        let args =
-            ["gang", "run", "pair", "--as", &name, "--ttl", "3s", "--", "sh", "-c", script];
+        let args = ["gang", "run", "pair", "--as", &name, "--ttl", "3s", "--", "sh", "-c", script];
         let mut command = cluster.command(site, &args);
         command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
     };
