@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, Protocol, SiteId, Visitor};
+use kofm_core::{Kind, Protocol, Service, SiteId, Visitor};
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
 use kofm_sim::seeded::{self, Blind, Observer, Setup};
@@ -129,6 +129,9 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
         }
+    }
+    if profile.serves == Service::Gang && args.partial {
+        return Err(Exit::usage("--partial: a share of a gang is given back whole"));
     }
     if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
         return Err(lab::plain_service(kind));

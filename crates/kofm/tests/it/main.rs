@@ -3,6 +3,7 @@
 
 mod abuse;
 mod epochs;
+mod gangs;
 mod guard;
 mod harness;
 mod lab;
