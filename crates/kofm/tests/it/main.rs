@@ -7,3 +7,4 @@ mod harness;
 mod lab;
 mod links;
 mod scenarios;
+mod tree;
