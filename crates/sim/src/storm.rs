@@ -224,7 +224,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             remaining: setup.requests,
             quiet: None,
             last_claim: 0,
-            oracle: Oracle::new(cluster),
+            oracle: Oracle::new(cluster, P::PROFILE.serves),
             delays: seed.fork(1),
             demands: seed.fork(2),
             times: seed.fork(3),
@@ -467,6 +467,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             MemberEffect::Local(Effect::Reject { claim, reason }) => {
                 let detail = format!("{claim} was refused: {reason}");
                 self.oracle.violate("claims", detail);
+            }
+            MemberEffect::Local(Effect::Revoke { claim }) => {
+                self.oracle.violate("claims", format!("{claim} was taken back"));
             }
             MemberEffect::Local(Effect::Arm { timer, min, max }) => {
                 let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(1 << 60);

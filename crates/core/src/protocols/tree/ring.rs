@@ -336,6 +336,9 @@ impl<R: Rules> Tree<R> {
 
     /// Lets go of everything that is not enough yet, but for what the claim with priority has.
     fn push(&mut self, turn: &mut Turn) {
+        if !R::SPARES_PRIORITY && self.priority.is_none() {
+            return;
+        }
         let demand = self.priority.and_then(|(_, claim)| match self.claims.get(&claim) {
             Some(Own::Waiting(demand)) if R::SPARES_PRIORITY => Some(demand.clone()),
             _ => None,

@@ -176,7 +176,6 @@ impl Core {
                 lease: Some(lease),
                 deadline: None,
                 watchers: Vec::new(),
-                doom: None,
             };
             self.requests.insert(key, request);
             self.note_held(key);
