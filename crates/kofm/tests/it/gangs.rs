@@ -80,7 +80,7 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
     first.wait().unwrap();
     cluster.all_free("gpu");
 
-    let mut first = member(0, "touch third; sleep 60");
+    let first = member(0, "touch third; sleep 60");
     let mut second = member(1, "touch fourth; sleep 60");
     until("both run again", || dir.join("third").exists() && dir.join("fourth").exists());
     second.kill().unwrap();
