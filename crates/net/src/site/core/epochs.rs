@@ -995,6 +995,8 @@ impl Core {
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
+        // Before anybody who hears of a smaller pool can ask for what is to go.
+        self.drain_pools();
         self.answer_plan();
     }
 
