@@ -41,6 +41,9 @@ const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
 const GONE: Duration = Duration::from_millis(300);
 
+/// The longest that a site does not look around.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// What a site needs for epochs.
 pub(crate) struct Change {
     pub(super) epochs: Epochs<Plan>,
@@ -65,6 +68,8 @@ pub(crate) struct Change {
     joined: Option<Moment>,
     /// Since when no member is left.
     deserted: Option<Moment>,
+    /// Units were taken out of pools here.
+    drains: bool,
     /// Sites that nobody was told of may come.
     joinable: bool,
     state: Option<Arc<StateDir>>,
@@ -138,6 +143,7 @@ impl Change {
             started: Moment::now(),
             joined: None,
             deserted: None,
+            drains: false,
             joinable,
             state,
             me: standing,
@@ -149,6 +155,11 @@ impl Change {
     /// How long after an epoch began the leases of those who are not in it are certainly over.
     fn quarantine(&self) -> Duration {
         self.lease * (100 + RATE) / (100 - RATE) + MARGIN
+    }
+
+    /// How often a site looks around: what it notices late, everybody waits for.
+    fn pause(&self) -> Duration {
+        (self.lease / 20).min(LOOK)
     }
 
     fn is_leased(&self, now: Moment) -> bool {
@@ -259,7 +270,7 @@ impl Core {
     /// Starts looking after the epoch.
     pub(super) fn watch_epochs(&mut self) {
         if let Some(change) = &self.change {
-            let moment = Moment::now().after(change.lease / 20);
+            let moment = Moment::now().after(change.pause());
             self.start_timer(moment, Timer::Tick);
         }
     }
@@ -392,7 +403,7 @@ impl Core {
     pub(super) fn tick(&mut self) {
         let now = Moment::now();
         let Some(change) = &mut self.change else { return };
-        let again = now.after(change.lease / 20);
+        let again = now.after(change.pause());
         self.start_timer(again, Timer::Tick);
         self.check_lease(now);
         self.look_around();
@@ -470,6 +481,13 @@ impl Core {
             if pool.limit < pool.config.units {
                 wanted.insert(place, pool.config.units - pool.limit);
             }
+        }
+        let had = change.drains;
+        if let Some(change) = &mut self.change {
+            change.drains = !wanted.is_empty();
+        }
+        if wanted.is_empty() && !had {
+            return;
         }
         let mut over = Vec::new();
         for (&key, request) in &self.requests {
@@ -995,6 +1013,8 @@ impl Core {
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
+        // Before anybody who hears of a smaller pool can ask for what is to go.
+        self.drain_pools();
         self.answer_plan();
     }
 
