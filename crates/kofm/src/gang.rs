@@ -316,7 +316,9 @@ impl Run {
                     }
                 }
             }
-            crew.stop_if_one_failed().await?;
+            if lost.is_none() {
+                crew.stop_if_one_failed().await?;
+            }
         }
         match lost {
             Some(message) => Err(Exit::new(LOST, message)),

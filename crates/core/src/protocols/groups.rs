@@ -179,9 +179,9 @@ impl<R: Rules> Groups<R> {
             return;
         }
         let mut own = 0..self.arcs.groups().len();
-        let leads = |own: &usize| match R::LEADS_OWN {
-            true => self.arcs.leads_all(*own),
-            false => self.arcs.leads_rivals(*own),
+        let leads = |own: &usize| {
+            let own = *own;
+            if R::LEADS_OWN { self.arcs.leads_all(own) } else { self.arcs.leads_rivals(own) }
         };
         let Some(group) = own.rfind(leads) else { return };
         self.hungry = None;

@@ -229,7 +229,7 @@ impl Protocol for GroupsHungryAsPrinted {
         out: &mut EffectsOf<Self>,
     ) -> Result<(), PeerFault> {
         let unknown = PeerFault::UnknownSite(from);
-        let rival = self.x.rival(from).ok_or(unknown.clone());
+        let rival = self.x.rival(from).ok_or_else(|| unknown.clone());
         let common = |group: GroupId| {
             let k = self.x.own(group).filter(|&k| self.x.others(k).any(|h| h == from));
             k.ok_or(unknown)

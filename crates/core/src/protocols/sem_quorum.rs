@@ -68,10 +68,10 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use super::quorum::{self, Quorum};
-use crate::parts::{Semaphores, SiteSet};
 use crate::parts::semaphores::{
     Out, Rules, Semaphore, Slip, Sound, at_least_one, check_added, missing, moved, room,
 };
+use crate::parts::{Semaphores, SiteSet};
 use crate::protocol::{Blocker, Effect, Effects, Head, PeerFault, Profile, Protocol, Service};
 use crate::topology::Topology;
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
