@@ -56,8 +56,8 @@ mod types;
 
 pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
-    Blocker, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, Service, step,
+    Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
+    Profile, Protocol, Rejection, SURVIVES, Service, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

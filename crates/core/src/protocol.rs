@@ -67,6 +67,45 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// Asserts what must always hold locally.
     fn audit(&self) {}
 
+    /// Whether messages go round for ever, also where nobody asks. Then a run ends with the last
+    /// release, and timers are for what got lost: the checker lets them fire only where nothing
+    /// else can happen and somebody waits.
+    const PERPETUAL: bool = false;
+    /// A timer that is armed from the beginning and due at once.
+    fn alarm(&self) -> Option<Self::Timer> {
+        None
+    }
+    /// How many tokens of each kind there should be, for protocols that count theirs.
+    fn expected_tokens(_cluster: &Cluster) -> Vec<u32> {
+        Vec::new()
+    }
+    /// The tokens at this site.
+    fn census(&self) -> Census {
+        Census::default()
+    }
+    /// At the site that looks after tokens: whether the last count found them right.
+    fn is_sound(&self) -> Option<bool> {
+        None
+    }
+    /// The kinds of the tokens in a message.
+    fn tokens_in(_message: &Self::Message) -> Vec<u32> {
+        Vec::new()
+    }
+    /// Puts garbage into every variable but the list of claims, which is the clients'. Only called
+    /// where [`Profile::survives`] names `arbitrary-start`.
+    fn scramble(&mut self, _draw: &mut dyn FnMut() -> u64) {
+        unreachable!("{} does not claim to survive this", Self::NAME)
+    }
+    /// The protocol at a site that starts again without its memory, in a cluster that went on.
+    /// Where crashes are the epoch's business, that is a new site.
+    fn reborn(me: SiteId, cluster: &Cluster) -> Self {
+        Self::new(me, cluster)
+    }
+    /// A message as a fault may leave it on a link from this site to `to`; none where there is no
+    /// such link.
+    fn garbage(&self, _to: SiteId, _draw: &mut dyn FnMut() -> u64) -> Option<Self::Message> {
+        None
+    }
     /// The named units that lie at this site unused; nothing where the protocol only counts.
     fn idle_units(&self) -> Option<Vec<Unit>> {
         None
@@ -99,6 +138,17 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     fn head(&self, _pool: PoolId) -> Option<Head> {
         None
     }
+}
+
+/// What a site knows of tokens that should be conserved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// The kind of each token that is here.
+    pub tokens: Vec<u32>,
+    /// Whether this site has counted and is content: then the cluster has what it should have.
+    pub sure: bool,
+    /// Changes with every circulation, at the site that begins them.
+    pub circulation: u64,
 }
 
 /// The claim whose turn it is at a semaphore.
@@ -196,6 +246,12 @@ pub enum Effect<M, T> {
         /// Why.
         reason: Rejection,
     },
+    /// A held claim is over, without its client having asked: its units may be somebody else's
+    /// soon.
+    Revoke {
+        /// Which claim.
+        claim: Stamp,
+    },
     /// Call back after some time in this range; the driver picks.
     Arm {
         /// Which timer; an armed one is replaced.
@@ -266,6 +322,11 @@ impl<M, T> Effects<M, T> {
     /// Refuses a claim for good.
     pub fn reject(&mut self, claim: Stamp, reason: Rejection) {
         self.list.push(Effect::Reject { claim, reason });
+    }
+
+    /// Takes back what a claim holds.
+    pub fn revoke(&mut self, claim: Stamp) {
+        self.list.push(Effect::Revoke { claim });
     }
 
     /// Asks to be called back after a time between `min` and `max`.
@@ -458,7 +519,8 @@ pub struct Profile {
     pub arbitrated: bool,
     /// Messages per claim on a fully connected cluster, one claim per site at a time.
     pub price: fn(sites: u64) -> Price,
-    /// Faults that it survives by itself, by the simulator's names.
+    /// Faults that it survives, by the simulator's names: those that only delay by itself, the
+    /// others as a member of [epochs](crate::epoch).
     pub survives: &'static [&'static str],
 }
 
@@ -476,6 +538,9 @@ pub enum Service {
     /// `gang`.
     Gang,
 }
+
+/// What a protocol survives that can [resume](Protocol::resume) in a new epoch.
+pub const SURVIVES: &[&str] = &["pause", "partition", "crash", "restart", "one-way", "clock-rate"];
 
 /// The fewest and the most messages that a claim can cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -83,6 +83,14 @@ protocols! {
     groups_hungry_as_printed::GroupsHungryAsPrinted;
     /// kofm's own: several sites start together, over roaming.
     gang::Gang;
+    /// Datta 2009, corrected: tokens go round a tree, and heal from anything.
+    tree::Tree;
+    /// Datta 2009 to the letter: its root decides before it has counted its own tokens.
+    tree_as_printed::TreeAsPrinted;
+    /// Datta 2009 with the pusher's guard as printed: claims wait for ever.
+    tree_as_printed_pusher::TreeAsPrintedPusher;
+    /// Datta 2009 with the priority token's count as printed: a second one stays.
+    tree_as_printed_priority::TreeAsPrintedPriority;
 }
 
 impl Kind {

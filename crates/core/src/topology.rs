@@ -61,6 +61,20 @@ impl Graph {
         }
         Ok(Self { edges: edges.into(), parents: tree.into() })
     }
+
+    /// The neighbours of every site.
+    pub fn links(&self, sites: u16) -> Vec<Vec<SiteId>> {
+        let mut links = vec![Vec::new(); usize::from(sites)];
+        for &(a, b) in self.edges.iter().filter(|(a, b)| a != b) {
+            links[a.index()].push(b);
+            links[b.index()].push(a);
+        }
+        for list in &mut links {
+            list.sort_unstable();
+            list.dedup();
+        }
+        links
+    }
 }
 
 impl TryFrom<Vec<(SiteId, SiteId)>> for Graph {
@@ -76,6 +90,40 @@ impl TryFrom<Vec<(SiteId, SiteId)>> for Graph {
 impl From<Graph> for Vec<(SiteId, SiteId)> {
     fn from(graph: Graph) -> Self {
         graph.edges.to_vec()
+    }
+}
+
+impl Topology {
+    /// The sites that `me` has a link to, in order.
+    pub fn neighbours(&self, me: SiteId, sites: u16) -> Vec<SiteId> {
+        let all = (0..sites).map(SiteId).filter(|&site| site != me);
+        let (i, n) = (u32::from(me.0), u32::from(sites));
+        match self {
+            Self::Full => all.collect(),
+            Self::Ring | Self::Tree => {
+                let linked = match self {
+                    Self::Ring => [Some((i + 1) % n), Some((i + n - 1) % n), None],
+                    _ => {
+                        [i.checked_sub(1).map(|above| above / 2), Some(2 * i + 1), Some(2 * i + 2)]
+                    }
+                };
+                let linked = linked.into_iter().flatten().filter(|&j| j < n && j != i);
+                let mut list: Vec<_> = linked.filter_map(|j| u16::try_from(j).ok()).collect();
+                list.sort_unstable();
+                list.dedup();
+                list.into_iter().map(SiteId).collect()
+            }
+            Self::Graph(graph) => {
+                let other = |&(a, b): &(SiteId, SiteId)| {
+                    if a == me { Some(b) } else { (b == me).then_some(a) }
+                };
+                let mut list: Vec<SiteId> =
+                    graph.edges.iter().filter_map(other).filter(|&site| site != me).collect();
+                list.sort_unstable();
+                list.dedup();
+                list
+            }
+        }
     }
 }
 

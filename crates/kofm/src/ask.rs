@@ -361,6 +361,9 @@ impl History {
     }
 }
 
+/// How long a change of epoch may take.
+const LEAVING: Duration = Duration::from_secs(60);
+
 #[derive(Debug, Args)]
 pub(crate) struct Members {
     #[command(flatten)]
@@ -368,10 +371,21 @@ pub(crate) struct Members {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Take a site out of the cluster for good; for clusters that keep their epoch in etcd
+    #[arg(long, value_name = "SITE", conflicts_with = "json")]
+    remove: Option<String>,
 }
 
 impl Members {
     pub(crate) fn run(self) -> Result<(), Exit> {
+        if let Some(site) = self.remove {
+            let path = format!("/v1/members/{site}");
+            let _removed: serde_json::Value = self.server.with(async |client| {
+                Ok(client.call(hyper::Method::DELETE, &path, None::<&()>, LEAVING).await?)
+            })?;
+            eprintln!("{site} removed");
+            return Ok(());
+        }
         let list: Vec<api::Member> =
             self.server.with(async |client| Ok(client.get("/v1/members").await?))?;
         if self.json {

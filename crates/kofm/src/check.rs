@@ -28,6 +28,7 @@ Examples:
   kofm check --protocol permission --sites 2 --units 2,1 --json
   kofm check --protocol quorum-as-printed --sites 3 --units 2
   kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
+  kofm check --protocol tree-as-printed --sites 2 --units 1 --rounds 1
   kofm check --protocol sem-token --sites 3 --units 1 --adds 0,1,1
   kofm check --protocol sem-permission-as-printed --sites 2 --units 1
   kofm check --protocol sem-quorum-as-printed --sites 3 --units 1

@@ -65,8 +65,8 @@ impl Lab {
         if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
             let name = kind.name();
             return Err(Exit::usage(format!(
-                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum and \
-                 sem-quorum"
+                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum \
+                 and sem-quorum"
             )));
         }
         Ok(kind)

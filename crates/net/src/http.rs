@@ -78,6 +78,7 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/semaphores/{name}", get(semaphore).put(put_semaphore).delete(remove_semaphore))
         .route("/v1/semaphores/{name}/p", post(take))
         .route("/v1/semaphores/{name}/v", post(add))
+        .route("/v1/pools/{name}/scramble", post(scramble))
         .route("/v1/gangs", get(gangs))
         .route("/v1/gangs/{name}", put(put_gang).get(gang).delete(remove_gang))
         .route("/v1/gangs/{name}/start", post(start_gang))
@@ -324,6 +325,17 @@ async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&json!({"id": id, "state": "released"}))
 }
 
+/// Garbles the memory of a pool's protocol at this site. For tests: there is no such path unless the
+/// site was started with `KOFM_TEST_FAULTS` in its environment.
+async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    if std::env::var_os("KOFM_TEST_FAULTS").is_none() {
+        let text = "this is for tests, and this site was not started for tests";
+        return Err(Error::new(Code::Unsupported, text).into());
+    }
+    app.site.scramble(&name).await?;
+    ok(&json!({"pool": name, "state": "corrupted"}))
+}
+
 #[derive(Deserialize)]
 struct PoolQuery {
     pool: Option<String>,
@@ -352,7 +364,7 @@ async fn members(Shared(app): Shared<App>) -> Answer {
 
 async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_member(&name).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    ok(&json!({"site": name, "state": "removed"}))
 }
 
 async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {

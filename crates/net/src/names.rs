@@ -351,4 +351,26 @@ mod tests {
         }
         assert!(out.is_empty());
     }
+
+    #[test]
+    fn an_epoch_deals_every_number_to_one_site() {
+        use kofm_core::Demand;
+        use kofm_core::epoch::Standing;
+        let unit = |number| Unit { pool: POOL, number };
+        let mut survey = Survey::default();
+        let held = Standing { demand: Demand::one(POOL, 1), held: Some(vec![unit(3)]) };
+        survey.claims.insert(Stamp { time: 1, site: SiteId(2) }, held);
+        survey.idle.insert(unit(0), SiteId(2));
+        survey.withheld_units.insert(unit(5));
+        let sites = vec![SiteId(0), SiteId(2)];
+        let mut all = Vec::new();
+        for &me in &sites {
+            let names = Names::resume(me, sites.clone(), vec![Units(8)], &survey);
+            let idle = names.idle();
+            assert_eq!(idle.contains(&unit(0)), me == SiteId(2));
+            all.extend(idle);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 4, 6, 7].map(unit));
+    }
 }

@@ -1,6 +1,6 @@
 //! What the members of an epoch share: sites by number, and pools.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kofm_core::epoch::{self, Standing, Survey};
 use kofm_core::parts::SiteSet;
@@ -56,7 +56,10 @@ impl PlannedSemaphore {
 pub(crate) struct PlannedPool {
     /// Its number among the pools of its protocol, as long as it lives.
     pub id: PoolId,
+    /// What the protocol shares out: the most that it ever had.
     pub units: u32,
+    /// What people see; the difference is taken out as it becomes free.
+    pub target: u32,
     pub names: Vec<String>,
     pub protocol: String,
     pub on_expiry: u8,
@@ -70,6 +73,7 @@ impl PlannedPool {
         Self {
             id,
             units: pool.units,
+            target: pool.units,
             names: pool.names.clone(),
             protocol: pool.protocol.name().to_owned(),
             on_expiry: match pool.on_expiry {
@@ -82,7 +86,7 @@ impl PlannedPool {
         }
     }
 
-    /// Nothing where a site of a later version made it.
+    /// As the protocol has it; nothing where a site of a later version made it.
     pub(crate) fn config(&self) -> Option<PoolConfig> {
         Some(PoolConfig {
             units: self.units,
@@ -114,8 +118,11 @@ impl Plan {
             Some((config.number_of(name)?, (name.clone(), address.clone())))
         });
         let mut plan = Self { sites: sites.collect(), ..Self::default() };
+        let mut next: BTreeMap<&str, u16> = BTreeMap::new();
         for (name, pool) in &config.pools {
-            plan.put(name, pool);
+            let number = next.entry(pool.protocol.name()).or_default();
+            plan.pools.insert(name.clone(), PlannedPool::new(PoolId(*number), pool));
+            *number += 1;
         }
         for (name, semaphore) in &config.semaphores {
             plan.put_semaphore(name, semaphore);
@@ -161,11 +168,18 @@ impl Plan {
     pub(crate) fn put(&mut self, name: &str, pool: &PoolConfig) {
         let protocol = pool.protocol.name();
         let same = self.pools.get(name).filter(|old| old.protocol == protocol).map(|old| old.id);
-        let taken = |id: &PoolId| {
-            self.pools.values().any(|other| other.protocol == protocol && other.id == *id)
-        };
-        let id = same.or_else(|| (0..).map(PoolId).find(|id| !taken(id))).unwrap_or(PoolId(0));
-        self.pools.insert(name.to_owned(), PlannedPool::new(id, pool));
+        let others = self.pools.values().filter(|other| other.protocol == protocol);
+        let taken: BTreeSet<PoolId> = others.map(|other| other.id).collect();
+        let free = || (0..u16::MAX).map(PoolId).find(|id| !taken.contains(id));
+        let id = same.or_else(free).unwrap_or(PoolId(u16::MAX));
+        let old = self.pools.get(name).filter(|_| same.is_some());
+        let mut made = PlannedPool::new(id, pool);
+        // Those who hold units keep them, so that a pool is made smaller only in what is shown.
+        if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
+            made.units = old.units;
+            made.names.clone_from(&old.names);
+        }
+        self.pools.insert(name.to_owned(), made);
     }
 
     /// The pools of one protocol by their numbers; nothing where one was removed.
@@ -189,6 +203,11 @@ impl Plan {
         };
         kinds().into_iter().map(stay).collect()
     }
+}
+
+/// Whether a pool keeps the names that it has.
+fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
+    new.names.is_empty() || old.names == new.names
 }
 
 /// What is left of a demand, where some pools are gone.
@@ -262,5 +281,57 @@ impl epoch::Plan for Plan {
             }
         }
         surveys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kofm_core::Stamp;
+    use kofm_core::epoch::Plan as _;
+
+    use super::*;
+
+    fn plan(pools: &[(&str, u32)]) -> Plan {
+        let mut config = Config::single("a");
+        for (name, units) in pools {
+            config.pools.insert((*name).to_owned(), PoolConfig::new(*units));
+        }
+        Plan::first(&config)
+    }
+
+    #[test]
+    fn pools_keep_their_numbers_and_holders_their_units() {
+        let mut plan = plan(&[("b", 4), ("d", 2)]);
+        plan.put("a", &PoolConfig::new(1));
+        plan.put("b", &PoolConfig::new(1));
+        let kind = crate::config::default_protocol();
+        let names: Vec<_> = plan.pools_of(kind).into_iter().flatten().map(|it| it.0).collect();
+        assert_eq!(names, ["b", "d", "a"]);
+        assert_eq!((plan.pools["b"].units, plan.pools["b"].target), (4, 1));
+        plan.put("b", &PoolConfig::new(6));
+        assert_eq!((plan.pools["b"].units, plan.pools["b"].target), (6, 6));
+        // A number that is free again is given again.
+        plan.pools.remove("d");
+        plan.put("e", &PoolConfig::new(3));
+        assert_eq!(plan.pools["e"].id, PoolId(1));
+    }
+
+    #[test]
+    fn what_names_a_pool_that_is_gone_ends_with_it() {
+        let old = plan(&[("a", 2), ("b", 2)]);
+        let mut next = old.clone();
+        next.pools.remove("a");
+        let place = kinds().iter().position(|it| *it == crate::config::default_protocol());
+        let place = place.unwrap();
+        let mut surveys = vec![Survey::default(); kinds().len()];
+        let claim = |time| Stamp { time, site: SiteId(0) };
+        let both: Demand = [(PoolId(0), Units(1)), (PoolId(1), Units(1))].into_iter().collect();
+        let waits = Standing { demand: both.clone(), held: None };
+        let holds = Standing { demand: both, held: Some(Vec::new()) };
+        surveys[place].claims = [(claim(1), waits), (claim(2), holds)].into();
+        let carried = old.carry(&next, surveys);
+        let left = &carried[place].claims;
+        assert_eq!(left.keys().copied().collect::<Vec<_>>(), [claim(2)]);
+        assert_eq!(left[&claim(2)].demand, Demand::one(PoolId(1), 1));
     }
 }

@@ -359,6 +359,15 @@ impl Site {
         self.anywhere(id, Call::ReleaseRequest(id.to_owned()), PEER_PATIENCE).await.map(|_| ())
     }
 
+    /// Puts garbage into the memory of a pool's protocol at this site, to see it heal.
+    pub async fn scramble(&self, pool: &str) -> Result<(), api::Error> {
+        let stopping = || api::Error::new(Code::Draining, "the site is stopping");
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Scramble { pool: pool.to_owned(), reply };
+        self.0.commands.send(command).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
         self.gather(
@@ -547,7 +556,11 @@ impl Site {
         let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
         let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
         if self.0.view.is_some() {
-            let moves = old.is_some_and(|old| old.protocol != protocol);
+            // Which units there are may change only while nobody has one; more may come any time.
+            let moves = old.is_some_and(|old| {
+                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
+                old.protocol != protocol || named
+            });
             if old.is_none() && pools.len() >= MAX_POOLS {
                 let text = format!("there are {MAX_POOLS} pools");
                 return Err(api::Error::new(Code::TooMany, text));

@@ -11,15 +11,15 @@ use std::hash::{BuildHasher, Hash};
 use hashbrown::{HashMap, HashTable};
 use kofm_core::parts::SiteSet;
 use kofm_core::{
-    Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol, Service,
-    SiteId, Stamp, Units,
+    Census, Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol,
+    Service, SiteId, Stamp, Units,
 };
 use rustc_hash::FxBuildHasher;
 
 use crate::groups::Watch;
 use crate::trace::Step;
 use crate::world::{
-    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, news,
+    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends, news,
 };
 
 /// What the checker found.
@@ -64,6 +64,11 @@ pub fn explore<P: Protocol>(
         if at % 0x4_0000 == 0 {
             progress(u64::from(search.rows.count()));
         }
+    }
+    if let Some((at, last)) = search.hopeless() {
+        let detail = "a claim waits, and whatever happens from here, some claim waits for ever";
+        let steps = search.way_to(at, last);
+        return search.report(depth, true, Some((Violation::new("progress", detail), steps)));
     }
     search.report(depth, true, None)
 }
@@ -149,8 +154,11 @@ impl Code {
 
 /// What is asked of a site state again and again.
 struct Facts<T> {
+    /// What it may do; timers of perpetual protocols stand apart, behind them.
     moves: Vec<Move<T>>,
+    alarms: Vec<Move<T>>,
     held: Vec<u64>,
+    census: Census,
     live: bool,
     waiting: bool,
     /// Whether somebody here will move whatever others do: a holder or a timer.
@@ -225,6 +233,10 @@ pub(crate) struct Search<'a, P: Protocol> {
     links: Vec<(SiteId, SiteId)>,
     rows: Rows,
     transitions: u64,
+    /// For perpetual protocols: from which row a step leads to which.
+    ways: Vec<(u32, u32)>,
+    /// Tokens of each kind that there should be.
+    expected: Vec<u32>,
     scratch: Vec<u32>,
     out: EffectsOf<P>,
     /// Judges groups, where the protocol serves them; the members that have begun stand last in a
@@ -258,6 +270,8 @@ impl<'a, P: Protocol> Search<'a, P> {
             links,
             rows: Rows { width, cells: Vec::new(), index: HashTable::new(), origin: Vec::new() },
             transitions: 0,
+            ways: Vec::new(),
+            expected: P::expected_tokens(cluster),
             scratch: Vec::new(),
             out: Effects::default(),
             watch,
@@ -272,6 +286,14 @@ impl<'a, P: Protocol> Search<'a, P> {
         let first = World::<P>::new(cluster, script);
         let mut row: Vec<u32> = first.locals.into_iter().map(|l| search.local(l)).collect();
         row.resize(width, EMPTY);
+        // What was sent on waking is on its way.
+        for (i, link) in first.links.into_iter().enumerate().filter(|(_, link)| !link.is_empty()) {
+            let (from, to) = ends(i, usize::from(cluster.sites));
+            let numbers = link.into_iter().map(|envelope| search.envelopes.number(envelope));
+            let numbers: Box<[u32]> = numbers.collect();
+            let place = search.place(from.index(), to.index());
+            row[place] = search.queues.number(numbers);
+        }
         search.rows.add(&row, (0, Code(0)));
         search
     }
@@ -287,6 +309,7 @@ impl<'a, P: Protocol> Search<'a, P> {
     /// Takes every step from a world.
     fn expand(&mut self, at: u32) -> Result<(), (Violation, Code)> {
         let sites = self.cluster.sites as usize;
+        let before = self.transitions;
         for site in 0..sites {
             let local = self.rows.row(at)[site];
             for number in 0..self.facts[local as usize].moves.len() {
@@ -304,6 +327,26 @@ impl<'a, P: Protocol> Search<'a, P> {
                 let local = self.rows.row(at)[to.index()];
                 let outcome = self.delivery(local, from, message).map_err(|v| (v, code))?;
                 self.go(at, to.index(), Some(link), &outcome, code)?;
+            }
+        }
+        let waits = |&local: &u32| self.facts[local as usize].waiting;
+        if self.transitions == before && self.rows.row(at)[..sites].iter().any(waits) {
+            self.sound_alarms(at)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing else can happen in this world, yet somebody waits: timers of a perpetual protocol
+    /// fire.
+    fn sound_alarms(&mut self, at: u32) -> Result<(), (Violation, Code)> {
+        for site in 0..self.cluster.sites as usize {
+            let local = self.rows.row(at)[site];
+            let moves = self.facts[local as usize].moves.len();
+            for alarm in 0..self.facts[local as usize].alarms.len() {
+                let number = moves + alarm;
+                let code = Code::local(site, number);
+                let outcome = self.own_step(local, number).map_err(|v| (v, code))?;
+                self.go(at, site, None, &outcome, code)?;
             }
         }
         Ok(())
@@ -339,6 +382,9 @@ impl<'a, P: Protocol> Search<'a, P> {
         self.transitions += 1;
         let verdict = self.begin(&mut row, site, &outcome.begun);
         let (to, new) = self.rows.add(&row, (at, code));
+        if P::PERPETUAL {
+            self.ways.push((at, to));
+        }
         if self.edges.is_some() {
             let mover = self.mover(at, code);
             let begun = outcome.begun.first().copied();
@@ -417,7 +463,8 @@ impl<'a, P: Protocol> Search<'a, P> {
         if let Some(outcome) = self.steps.get(&key) {
             return outcome.clone();
         }
-        let action = self.facts[local as usize].moves[number];
+        let facts = &self.facts[local as usize];
+        let action = *facts.moves.iter().chain(&facts.alarms).nth(number).expect("it was listed");
         let before = &self.locals.items[local as usize];
         let input = before.input(action, self.script);
         self.take_step(key, input)
@@ -451,6 +498,7 @@ impl<'a, P: Protocol> Search<'a, P> {
                 Effect::Grant { units, .. } => begun::<P>(units),
                 Effect::Send { .. }
                 | Effect::Reject { .. }
+                | Effect::Revoke { .. }
                 | Effect::Arm { .. }
                 | Effect::Disarm { .. } => None,
             });
@@ -503,8 +551,59 @@ impl<'a, P: Protocol> Search<'a, P> {
         settled
     }
 
+    /// In a perpetual protocol something always moves, so standing still is no sign. Looks for the
+    /// first world from which no way leads to one where nobody waits; says how it was reached.
+    fn hopeless(&mut self) -> Option<(u32, Code)> {
+        if !P::PERPETUAL {
+            return None;
+        }
+        let sites = self.cluster.sites as usize;
+        let waits = |&local: &u32| self.facts[local as usize].waiting;
+        let mut good: Vec<bool> =
+            (0..self.rows.count()).map(|i| !self.rows.row(i)[..sites].iter().any(waits)).collect();
+        let mut edges = std::mem::take(&mut self.ways);
+        edges.sort_unstable_by_key(|&(from, to)| (to, from));
+        let mut queue: Vec<u32> = (0..self.rows.count()).filter(|&i| good[i as usize]).collect();
+        while let Some(at) = queue.pop() {
+            let first = edges.partition_point(|edge| edge.1 < at);
+            for &(from, _) in edges[first..].iter().take_while(|edge| edge.1 == at) {
+                if !std::mem::replace(&mut good[from as usize], true) {
+                    queue.push(from);
+                }
+            }
+        }
+        good.iter().position(|&good| !good).map(|row| self.rows.origin[row])
+    }
+
+    /// Tokens of a protocol that counts them: if somebody is sure of them, they have to be there.
+    fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
+        let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let queues = &queues[..self.links.len()];
+        let census = || locals.iter().map(|&local| &self.facts[local as usize].census);
+        if self.expected.is_empty() || !census().any(|census| census.sure) {
+            return Ok(());
+        }
+        let mut counts = vec![0; self.expected.len()];
+        let flying = queues.iter().flat_map(|&queue| &self.queues.items[queue as usize]);
+        let flying = flying.flat_map(|&m| P::tokens_in(&self.envelopes.items[m as usize].1));
+        for kind in census().flat_map(|census| census.tokens.iter().copied()).chain(flying) {
+            counts[kind as usize] += 1;
+        }
+        for (kind, (&found, &expected)) in counts.iter().zip(&self.expected).enumerate() {
+            if found != expected {
+                let detail = format!(
+                    "there are {found} tokens of kind {kind} instead of {expected}, \
+                     and the root has counted and is content"
+                );
+                return Err(Violation::new("tokens", detail));
+            }
+        }
+        Ok(())
+    }
+
     /// The promises that can be judged in one world.
     fn judge(&self, row: &[u32]) -> Result<(), Violation> {
+        self.judge_tokens(row)?;
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
         let queues = &queues[..self.links.len()];
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
@@ -555,8 +654,8 @@ impl<'a, P: Protocol> Search<'a, P> {
         Ok(())
     }
 
-    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right count;
-    /// and whoever has its turn takes what is there.
+    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right
+    /// count; and whoever has its turn takes what is there.
     fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
         let mut turns = false;
@@ -604,9 +703,8 @@ impl<'a, P: Protocol> Search<'a, P> {
             row = before;
         }
         let mut world = World::<P>::new(self.cluster, self.script);
-        let mut exact = Exact::<P>::new(self.cluster);
-        let mut steps = Vec::new();
-        for (number, code) in (1..).zip(codes.into_iter().rev()) {
+        let (mut exact, mut steps) = Exact::<P>::new(self.cluster);
+        for (number, code) in (steps.len() as u64 + 1..).zip(codes.into_iter().rev()) {
             let (site, input) = world.input(self.action(&world, code), self.script);
             steps.push(exact.follow(number, site, input.clone()));
             // The last step may be the violation itself.
@@ -623,7 +721,11 @@ impl<'a, P: Protocol> Search<'a, P> {
             return Action::Deliver { from, to };
         }
         let site = SiteId(u16::try_from(code.0 >> 16).expect("it came from 16 bits"));
-        let moves = world.locals[site.index()].moves(self.script);
+        let local = &world.locals[site.index()];
+        let mut moves = local.moves(self.script);
+        if P::PERPETUAL {
+            moves.extend(local.alarms());
+        }
         Action::Local(site, moves[(code.0 & 0xFFFF) as usize])
     }
 
@@ -665,12 +767,15 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         clients.map(|client| Grouping::named(&client.demand))
     };
     let groups = P::PROFILE.serves == Service::Group;
+    let alarms = if P::PERPETUAL { local.alarms().collect() } else { Vec::new() };
     let me = local.protocol.me();
     let claims = |held| {
         let clients = local.claims.iter().filter(move |client| client.held == held && gang);
         clients.map(|client| client.claim)
     };
     Facts {
+        alarms,
+        census: local.protocol.census(),
         started: claims(true).filter(|claim| claim.site != me).collect(),
         unstarted: claims(false).chain(local.off.iter().copied()).collect(),
         claims: moves.iter().any(|action| matches!(action, Move::Claim(_))),

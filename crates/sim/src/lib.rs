@@ -9,6 +9,7 @@ pub mod fairness;
 pub mod faults;
 mod gangs;
 pub mod groups;
+pub mod healing;
 pub mod history;
 pub mod mortal;
 pub mod oracle;
@@ -17,7 +18,9 @@ pub mod rng;
 pub mod script;
 pub mod seeded;
 pub mod span;
+pub mod storm;
 pub mod trace;
+pub mod upkeep;
 pub mod world;
 
 use kofm_core::parts::Routed;

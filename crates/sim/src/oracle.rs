@@ -21,6 +21,7 @@ pub struct Oracle {
     max_in_use: u64,
     violations: Vec<Violation>,
     violation_count: u64,
+    forgiven: u64,
     /// What is seen of groups, where there are any.
     groups: Option<groups::Seen>,
     /// How many pools are not the seats of a group.
@@ -75,6 +76,7 @@ impl Oracle {
             max_in_use: 0,
             violations: Vec::new(),
             violation_count: 0,
+            forgiven: 0,
             groups: None,
             real: cluster.pools.len(),
         }
@@ -230,6 +232,18 @@ impl Oracle {
         }
         self.waiting.retain(|&waiting| waiting != number);
         self.claims[number as usize].over = true;
+    }
+
+    /// What was violated so far is put down to faults that are still being healed.
+    pub fn forgive(&mut self) {
+        self.forgiven += self.violation_count;
+        self.violation_count = 0;
+        self.violations.clear();
+    }
+
+    /// Violations that were put down to faults.
+    pub const fn forgiven(&self) -> u64 {
+        self.forgiven
     }
 
     /// Notes a violation.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Commands: `cluster PROTOCOL sites=N units=M[,M] [topology=ring|tree]`, `claim SITE NAME DEMAND`,
-//! `release NAME [DEMAND]`, `withdraw NAME`, `add SITE DEMAND`, `deliver FROM TO`, `settle` (deliver until nothing is
-//! left) and `explain NAME`. Lines that begin with `#` are comments.
+//! `release NAME [DEMAND]`, `withdraw NAME`, `add SITE DEMAND`, `deliver FROM TO`, `settle` (deliver
+//! until nothing is left) and `explain NAME`. Lines that begin with `#` are comments.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -65,7 +65,7 @@ impl Visitor for Teller<'_> {
         let script = Script::new(self.cluster.sites, 0, Vec::new());
         let mut stage = Stage::<P> {
             world: World::new(self.cluster, &script),
-            exact: Exact::new(self.cluster),
+            exact: Exact::new(self.cluster).0,
             names: BTreeMap::new(),
             script,
         };

@@ -20,6 +20,7 @@ use crate::report::Report;
 use crate::rng::Rng;
 use crate::span::{Span, Time};
 use crate::trace::Step;
+use crate::upkeep::Upkeep;
 
 /// Everything that a run depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,13 +94,20 @@ impl<P: Protocol> Observer<P> for Blind {
     fn progress(&mut self, _grants: u64) {}
 }
 
-/// Runs to the end: all claims made, granted and released, all messages delivered.
+/// Runs to the end: all claims made, granted and released, all messages delivered. Where sites may
+/// die, they are members of epochs, and only the result is seen: see [`storm`](crate::storm).
 pub fn run<P: Protocol, O: Observer<P>>(setup: &Setup, observer: &mut O) -> Report {
+    if setup.faults.iter().any(|fault| fault.needs_epochs()) {
+        return crate::storm::run::<P, kofm_core::epoch::Sound>(setup);
+    }
     let mut sim = Sim::<P>::new(setup);
     sim.start();
     let budget = sim.event_budget();
     while let Some(due) = sim.events.pop() {
         sim.handle(due.0, observer);
+        if P::PERPETUAL && sim.is_over() {
+            break;
+        }
         if sim.report.events > budget {
             sim.oracle.violate("progress", format!("no end after {budget} events"));
             break;
@@ -181,10 +189,15 @@ struct Sim<'a, P: Protocol> {
     /// The number under which each timer was last armed.
     timers: BTreeMap<(SiteId, P::Timer), u64>,
     remaining: u64,
+    /// Clients that have a claim.
+    busy: usize,
     /// Faults among the events.
     strikes: usize,
     oracle: Oracle,
     weather: Weather,
+    /// Follows tokens, where they can be wrong.
+    upkeep: Option<Upkeep>,
+    corrupts: Rng,
     delays: Rng,
     demands: Rng,
     times: Rng,
@@ -227,6 +240,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             held_up: BTreeMap::new(),
             timers: BTreeMap::new(),
             remaining: setup.requests,
+            busy: 0,
             strikes: 0,
             oracle,
             cast,
@@ -235,6 +249,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
             demands: seed.fork(2),
             times: seed.fork(3),
             weather: Weather::new(cluster.sites, seed.fork(4)),
+            upkeep: None,
+            corrupts: seed.fork(5),
             report: Report::new(P::NAME, setup),
             out: Effects::default(),
         }
@@ -256,11 +272,90 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 }
             }
         }
-        for &fault in &self.setup.faults {
+        for site in self.setup.cluster.all() {
+            if let Some(timer) = self.sites[site.index()].0.alarm() {
+                self.arm(site, timer, 0);
+            }
+        }
+        if self.setup.faults.contains(&Fault::ArbitraryStart) {
+            self.begin_anywhere();
+        }
+        if self.setup.faults.iter().any(|fault| fault.garbles()) {
+            let flying = self.slab.iter().flatten().filter_map(|event| match event {
+                Event::Deliver { message, .. } => Some(P::tokens_in(message)),
+                _ => None,
+            });
+            let flying = flying.flatten().collect();
+            let sites = self.sites.iter().map(|(protocol, _)| protocol.census()).collect();
+            let expected = P::expected_tokens(&self.setup.cluster);
+            self.upkeep = Some(Upkeep::new(&expected, sites, flying));
+        }
+        for &fault in self.setup.faults.iter().filter(|fault| !fault.garbles()) {
             self.strikes += 1;
             let at = self.weather.next(self.now);
             self.schedule(at, Event::Strike { fault });
         }
+    }
+
+    /// Garbage in all variables, and on all links.
+    fn begin_anywhere(&mut self) {
+        const MOST: u64 = 8;
+        let mut rng = self.corrupts.clone();
+        let mut draw = move || rng.bits();
+        for (protocol, _) in &mut self.sites {
+            protocol.scramble(&mut draw);
+        }
+        for from in self.setup.cluster.all() {
+            for to in self.setup.cluster.others(from) {
+                for _ in 0..draw() % (MOST + 1) {
+                    let message = self.sites[from.index()].0.garbage(to, &mut draw);
+                    let Some(message) = message else { break };
+                    let delay = self.setup.delay.draw(&mut self.delays);
+                    let at = self.links.deliver_at(from, to, self.now + delay);
+                    let clock = Clock::default();
+                    self.schedule(at, Event::Deliver { from, to, clock, message });
+                }
+            }
+        }
+    }
+
+    /// A perpetual protocol has no end of its own: it is over when all claims are, and all is well.
+    fn is_over(&self) -> bool {
+        let settled = self.upkeep.as_ref().is_none_or(Upkeep::is_right);
+        self.remaining == 0 && settled && self.busy == 0
+    }
+
+    /// A fault may garble a site's memory after any of its steps.
+    fn corrupt(&mut self, site: SiteId) {
+        for fault in &self.setup.faults {
+            let Fault::Corrupt(p) = *fault else { continue };
+            if self.remaining > 0 && self.corrupts.unit() < p {
+                let corrupts = &mut self.corrupts;
+                self.sites[site.index()].0.scramble(&mut || corrupts.bits());
+                if let Some(upkeep) = &mut self.upkeep {
+                    upkeep.struck(self.now);
+                }
+            }
+        }
+    }
+
+    /// After a step: how the tokens are.
+    fn look_after(&mut self, site: SiteId, out: &EffectsOf<P>) {
+        let Some(mut upkeep) = self.upkeep.take() else { return };
+        for effect in out.as_slice() {
+            if let Effect::Send { message, .. } = effect {
+                upkeep.sent(&P::tokens_in(message));
+            }
+        }
+        upkeep.stepped(site, self.sites[site.index()].0.census());
+        let held = || {
+            let live = self.clients.iter().flatten();
+            live.filter(|live| live.held).map(|live| live.number)
+        };
+        if upkeep.judge(self.now, self.report.events, self.report.messages, held) {
+            self.oracle.forgive();
+        }
+        self.upkeep = Some(upkeep);
     }
 
     /// More events than any protocol needs: where it is exceeded, something turns in a circle.
@@ -431,6 +526,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.charges.push(0);
         let live = Live { claim, number, issued: self.now, held: false };
         self.clients[client as usize] = Some(live);
+        self.busy += 1;
         if let Some(patience) = self.setup.patience {
             let patience = patience.draw(&mut self.times);
             self.schedule(self.now + patience, Event::GiveUp { client, claim });
@@ -439,7 +535,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn release<O: Observer<P>>(&mut self, client: u32, claim: Stamp, part: bool, observer: &mut O) {
-        let live = self.clients[client as usize].expect("a holder releases");
+        // It may have been taken back.
+        let has = |live: &Live| live.claim == claim;
+        let Some(live) = self.clients[client as usize].filter(has) else { return };
         let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
         if self.gangs.is_some() {
             self.part_done(claim);
@@ -448,8 +546,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
         let site = self.home(client);
         if part.is_none() {
-            self.clients[client as usize] = None;
-            self.think(client);
+            self.leave(client);
         }
         self.step(site, Input::Release { claim, part }, observer);
     }
@@ -462,8 +559,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             gangs.ended(claim);
         }
         self.report.withdrawn += 1;
-        self.clients[client as usize] = None;
-        self.think(client);
+        self.leave(client);
         self.step(self.home(client), Input::Withdraw { claim }, observer);
     }
 
@@ -471,6 +567,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.events += 1;
         let recorded = O::STEPS.then(|| input.clone());
         let mut out = std::mem::take(&mut self.out);
+        if let (Some(upkeep), Input::Deliver { message, .. }) = (&mut self.upkeep, &input) {
+            upkeep.arrived(&P::tokens_in(message));
+        }
         let (protocol, clock) = &mut self.sites[site.index()];
         if let Err(fault) = step(protocol, clock, input, &mut out) {
             let detail = format!("{site} refused a correct site's message: {fault}");
@@ -480,8 +579,16 @@ impl<'a, P: Protocol> Sim<'a, P> {
             let effects = out.as_slice().to_vec();
             observer.step(Step::new(self.report.events, Some(self.now), site, input, effects));
         }
+        let garbled = self.upkeep.is_some();
+        if garbled {
+            self.corrupt(site);
+            self.look_after(site, &out);
+        }
         for effect in out.drain() {
             self.carry_out(site, effect);
+        }
+        if garbled && self.upkeep.as_ref().is_some_and(|upkeep| !upkeep.is_right()) {
+            self.oracle.forgive();
         }
         self.out = out;
         if P::PROFILE.serves == Service::Semaphore {
@@ -527,9 +634,17 @@ impl<'a, P: Protocol> Sim<'a, P> {
                     }
                     self.report.rejected += 1;
                     if let Some(client) = self.client_of(site, claim) {
-                        self.clients[client as usize] = None;
-                        self.think(client);
+                        self.leave(client);
                     }
+                }
+            }
+            Effect::Revoke { claim } => {
+                if let Some(client) = self.client_of(site, claim)
+                    && let Some(live) = self.clients[client as usize].filter(|live| live.held)
+                {
+                    self.report.revoked += 1;
+                    self.oracle.released(live.number, None);
+                    self.leave(client);
                 }
             }
             Effect::Arm { timer, min, max } => {
@@ -537,14 +652,29 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 let nanos =
                     |d: core::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(1 << 60);
                 let after = self.times.between(nanos(min), nanos(max));
-                let armed = self.sequence + 1;
-                self.timers.insert((site, timer), armed);
-                self.schedule(self.now + after, Event::Fire { site, timer, armed });
+                self.arm(site, timer, after);
             }
             Effect::Disarm { timer } => {
                 self.timers.remove(&(site, timer));
             }
         }
+    }
+
+    fn arm(&mut self, site: SiteId, timer: P::Timer, after: Time) {
+        let armed = self.sequence + 1;
+        self.timers.insert((site, timer), armed);
+        self.schedule(self.now + after, Event::Fire { site, timer, armed });
+    }
+
+    /// A client's claim is over; it thinks about the next one.
+    fn leave(&mut self, client: u32) {
+        if let Some(live) = self.clients[client as usize].take() {
+            self.busy -= 1;
+            if let Some(upkeep) = &mut self.upkeep {
+                upkeep.left(live.number);
+            }
+        }
+        self.think(client);
     }
 
     /// A member of a gang starts; its leader must have.
@@ -627,6 +757,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             let detail = format!("{restless} sites are not idle after the last release");
             self.oracle.violate("rest", detail);
         }
+        self.report.stabilised = self.upkeep.map(Upkeep::stabilised);
         if let Some(open) = self.gangs.as_ref().map(Gangs::open).filter(|&open| open > 0) {
             self.oracle.violate("together", format!("{open} gangs did not start or end together"));
         }
@@ -677,7 +808,7 @@ fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
 }
 
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.
-fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
+pub(crate) fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
     let pools = &setup.cluster.pools;
     let amount = |units: Units, rng: &mut Rng| {
         let (low, high) = (setup.k.0.min(units.0), setup.k.1.min(units.0));

@@ -96,6 +96,7 @@ impl<M: std::fmt::Debug, T: std::fmt::Debug> Step<M, T> {
                     write!(line, "GRANT {claim} fence {fence} units {units:?}")
                 }
                 Effect::Reject { claim, reason } => write!(line, "reject {claim}: {reason}"),
+                Effect::Revoke { claim } => write!(line, "REVOKE {claim}"),
                 Effect::Arm { timer, min, max } => {
                     write!(line, "arm {timer:?} {min:?}..{max:?}")
                 }

@@ -25,6 +25,8 @@ pub struct Script {
     pub withdraw: bool,
     /// Whether a holder may give back one unit at a time.
     pub partial: bool,
+    /// Sites whose holders never give back anything.
+    pub keepers: Vec<SiteId>,
     /// How often each site adds to a semaphore, by site; nowhere where it is empty.
     pub adds: Vec<u32>,
     /// What may be added at once.
@@ -49,6 +51,7 @@ impl Script {
             slots: 1,
             withdraw: false,
             partial: false,
+            keepers: Vec::new(),
             adds: Vec::new(),
             amounts: Vec::new(),
             own: Vec::new(),
@@ -217,6 +220,9 @@ impl<P: Protocol> Local<P> {
             list.extend((0..script.amounts.len()).map(Move::Add));
         }
         for (i, client) in self.claims.iter().enumerate() {
+            if client.held && script.keepers.contains(&client.claim.site) {
+                continue;
+            }
             if client.held {
                 list.push(Move::Release(i));
                 let total: u32 = client.demand.parts().map(|part| part.1.0).sum();
@@ -227,8 +233,16 @@ impl<P: Protocol> Local<P> {
                 list.push(Move::Withdraw(i));
             }
         }
-        list.extend(self.timers.iter().copied().map(Move::Fire));
+        if !P::PERPETUAL {
+            list.extend(self.alarms());
+        }
         list
+    }
+
+    /// Its timers that may fire. Those of a perpetual protocol are for what got lost, and fire only
+    /// where nothing else can happen and somebody waits.
+    pub fn alarms(&self) -> impl Iterator<Item = Move<P::Timer>> + '_ {
+        self.timers.iter().copied().map(Move::Fire)
     }
 
     /// The input that a move is.
@@ -292,7 +306,9 @@ impl<P: Protocol> Local<P> {
         for effect in out.as_slice() {
             match effect {
                 Effect::Grant { claim, units, .. } => self.granted(*claim, units)?,
-                Effect::Reject { claim, .. } => self.claims.retain(|c| c.claim != *claim),
+                Effect::Reject { claim, .. } | Effect::Revoke { claim } => {
+                    self.claims.retain(|c| c.claim != *claim);
+                }
                 Effect::Arm { timer, .. } => {
                     self.timers.insert(*timer);
                 }
@@ -372,17 +388,24 @@ pub struct World<P: Protocol> {
 }
 
 impl<P: Protocol> World<P> {
-    /// All sites at rest.
+    /// All sites at rest, and woken one after another where they have an alarm.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
         let local = |me: SiteId| Local {
             adds: script.adds.get(me.index()).copied().unwrap_or(0),
             ..Local::scripted(me, cluster, script)
         };
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut world = Self {
             locals: cluster.all().map(local).collect(),
             links: vec![VecDeque::new(); sites * sites],
+        };
+        for site in cluster.all() {
+            if let Some(timer) = world.locals[site.index()].protocol.alarm() {
+                let woken = world.apply(site, Input::Fire { timer }, &mut Effects::default());
+                woken.expect("nobody claims anything yet");
+            }
         }
+        world
     }
 
     /// What may happen next, sites first, then links, in order.
@@ -395,6 +418,12 @@ impl<P: Protocol> World<P> {
             if !link.is_empty() {
                 let (from, to) = ends(i, self.locals.len());
                 list.push(Action::Deliver { from, to });
+            }
+        }
+        let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
+        if P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits) {
+            for (site, local) in (0..).map(SiteId).zip(&self.locals) {
+                list.extend(local.alarms().map(|m| Action::Local(site, m)));
             }
         }
         list
@@ -462,14 +491,22 @@ pub struct Exact<P: Protocol> {
 }
 
 impl<P: Protocol> Exact<P> {
-    /// All sites at rest.
-    pub fn new(cluster: &Cluster) -> Self {
+    /// All sites at rest and woken, with the steps that woke them.
+    pub fn new(cluster: &Cluster) -> (Self, Vec<Step<P::Message, P::Timer>>) {
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut exact = Self {
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             links: vec![VecDeque::new(); sites * sites],
             stamps: BTreeMap::new(),
+        };
+        let mut steps = Vec::new();
+        for site in cluster.all() {
+            if let Some(timer) = exact.sites[site.index()].0.alarm() {
+                let number = steps.len() as u64 + 1;
+                steps.push(exact.follow(number, site, Input::Fire { timer }));
+            }
         }
+        (exact, steps)
     }
 
     /// Takes the step that a world took, and gives it back with its true clocks and effects.

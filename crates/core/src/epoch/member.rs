@@ -189,7 +189,9 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                         standing.held = Some(units.clone());
                     }
                 }
-                Effect::Reject { claim, .. } => drop(self.claims.remove(claim)),
+                Effect::Reject { claim, .. } | Effect::Revoke { claim } => {
+                    drop(self.claims.remove(claim));
+                }
                 Effect::Send { .. } | Effect::Arm { .. } | Effect::Disarm { .. } => {}
             }
             out.push(match effect {

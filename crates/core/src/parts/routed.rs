@@ -50,6 +50,7 @@ impl<P: Protocol> Routed<P> {
                     out.push(Effect::Grant { claim, fence, units });
                 }
                 Effect::Reject { claim, reason } => out.push(Effect::Reject { claim, reason }),
+                Effect::Revoke { claim } => out.push(Effect::Revoke { claim }),
                 Effect::Arm { timer, min, max } => out.push(Effect::Arm { timer, min, max }),
                 Effect::Disarm { timer } => out.push(Effect::Disarm { timer }),
             }

@@ -222,6 +222,10 @@ impl<P: Protocol, R: Rules> Gang<P, R> {
                     self.led.remove(&claim);
                     out.push(Effect::Reject { claim, reason });
                 }
+                Effect::Revoke { claim } => {
+                    self.led.remove(&claim);
+                    out.push(Effect::Revoke { claim });
+                }
                 Effect::Arm { timer, min, max } => out.push(Effect::Arm { timer, min, max }),
                 Effect::Disarm { timer } => out.push(Effect::Disarm { timer }),
             }

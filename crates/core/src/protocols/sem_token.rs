@@ -450,6 +450,7 @@ mod tests {
                 }
                 crate::Effect::Grant { claim, .. } => granted.push(claim),
                 crate::Effect::Reject { .. }
+                | crate::Effect::Revoke { .. }
                 | crate::Effect::Arm { .. }
                 | crate::Effect::Disarm { .. } => unreachable!("nothing else is said"),
             }

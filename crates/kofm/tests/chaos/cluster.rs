@@ -166,7 +166,9 @@ impl Cluster {
         if !self.etcd.is_empty() {
             classes.extend(["etcd", "etcd"]);
         }
-        if !std::path::Path::new(FAKETIME).exists() {
+        // A program that asks the kernel for the time, not the C library, cannot be fooled.
+        let fooled = std::env::var("KOFM_CHAOS_CLOCK").is_ok();
+        if !fooled || !std::path::Path::new(FAKETIME).exists() {
             classes.retain(|class| *class != "clock");
         }
         classes.retain(|class| only.is_empty() || only.iter().any(|it| it == class));

@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub only: Vec<String>,
     pub clients: usize,
     pub durability: String,
+    /// Faults that may last at the same time.
+    pub at_once: usize,
 }
 
 impl Setup {
@@ -48,8 +50,15 @@ impl Setup {
             format!(" --only {}", self.only.join(","))
         };
         format!(
-            "cargo xtask chaos --faults {} --seed {} --sites {} --lease {}ms{etcd}{only}",
-            self.faults, self.seed, self.sites, self.lease
+            "cargo xtask chaos --faults {} --seed {} --sites {} --clients {} --lease {}ms \
+             --durability {} --at-once {}{etcd}{only}",
+            self.faults,
+            self.seed,
+            self.sites,
+            self.clients,
+            self.lease,
+            self.durability,
+            self.at_once
         )
     }
 }
@@ -99,7 +108,7 @@ fn run(setup: &Setup) -> Option<Report> {
             let effective = cluster.end(&fault);
             report.count(&fault, effective);
         }
-        if now >= next && active.len() < 2 {
+        if now >= next && active.len() < setup.at_once {
             number += 1;
             let busy: Vec<usize> = active.iter().flat_map(|it| it.1.hosts()).collect();
             if let Some(fault) = cluster.begin(number, &busy, &mut lots, &setup.only) {
@@ -199,6 +208,7 @@ fn nothing_is_granted_twice_while_sites_are_killed_stopped_and_cut_off() {
         only: Vec::new(),
         clients: 2,
         durability: "none".into(),
+        at_once: 2,
     });
 }
 
@@ -220,5 +230,6 @@ fn as_told() {
         only: text("ONLY").split(',').filter(|it| !it.is_empty()).map(Into::into).collect(),
         clients: small(number("CLIENTS", 3)),
         durability: Some(text("DURABILITY")).filter(|it| !it.is_empty()).unwrap_or("none".into()),
+        at_once: small(number("AT_ONCE", 2)),
     });
 }

@@ -96,11 +96,12 @@ fn pools_change_at_all_sites_or_at_none_and_survive() {
     set(&cluster, 2, &["gpu", "--units", "4"]);
     assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
     set(&cluster, 0, &["gpu", "--units", "1"]);
-    until("all know it", || units(&cluster, 2, "gpu") == Some(1));
-    // Two are held of one: nobody gets more until they are given back.
+    // Units are taken out in their turn: whoever comes later waits until the holder is done.
     let output = cluster.run(1, &["acquire", "gpu", "--wait", "300ms"]);
     assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert_eq!(cluster.run(1, &["acquire", "gpu:2", "--wait", "0"]).status.code(), Some(65));
     assert!(cluster.run(2, &["release", lease["id"].as_str().unwrap()]).status.success());
+    until("all know it", || (0..3).all(|site| units(&cluster, site, "gpu") == Some(1)));
     assert!(cluster.run(1, &["run", "gpu", "--", "true"]).status.success());
     // A pool in use is not moved to another protocol, nor removed.
     let lease = cluster.json(0, &["acquire", "board", "--ttl", "5m", "--json"]);
@@ -117,11 +118,29 @@ fn pools_change_at_all_sites_or_at_none_and_survive() {
         cluster.restart(site);
     }
     cluster.members(0, 3);
-    assert_eq!(units(&cluster, 0, "gpu"), Some(1));
+    until("it is as small again", || units(&cluster, 0, "gpu") == Some(1));
     assert!(cluster.run(1, &["run", "board:3", "gpu", "--", "true"]).status.success());
     until("it is removed", || cluster.run(2, &["pool", "rm", "board"]).status.success());
     let output = cluster.run(0, &["acquire", "board", "--wait", "0"]);
     assert_eq!(output.status.code(), Some(65), "{output:?}");
+}
+
+#[test]
+fn a_clean_stop_keeps_leases() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(1, 3);
+    let lease = cluster.json(1, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    let lease = lease["id"].as_str().unwrap().to_owned();
+    crate::harness::signal(&cluster.sites[1], "TERM");
+    // Twice: it shall not wait for the lease to end.
+    crate::harness::signal(&cluster.sites[1], "TERM");
+    cluster.sites[1].wait().unwrap();
+    cluster.restart(1);
+    cluster.members(1, 3);
+    let output = cluster.run(0, &["renew", &lease]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(cluster.run(0, &["release", &lease]).status.success());
+    cluster.all_free("gpu");
 }
 
 #[test]

@@ -10,3 +10,4 @@ mod lab;
 mod links;
 mod scenarios;
 mod semaphores;
+mod tree;

@@ -58,6 +58,9 @@ const MAX_BLOCKERS: usize = 64;
 pub(crate) const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_hours(30 * 24);
+/// The longest lease in pools whose protocol heals by itself: shorter than it waits before it makes
+/// units anew.
+const MAX_HEALING_TTL: Duration = Duration::from_secs(10);
 /// The longest that one call waits for news.
 pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
@@ -121,6 +124,11 @@ pub(crate) enum Command {
     Drain,
     /// The last command: leases are written down, and nothing happens any more.
     Farewell(oneshot::Sender<()>),
+    /// Garbles the memory of a pool's protocol, for tests.
+    Scramble {
+        pool: String,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
 }
 
 /// A pool as it is now.
@@ -134,6 +142,8 @@ pub(crate) struct PoolState {
 
 pub(crate) struct Core {
     pub(super) me: SiteId,
+    /// This site has lived before, and may have promised what it does not know of.
+    reborn: bool,
     pub(super) site: Arc<str>,
     pub(super) members: Vec<Arc<str>>,
     mesh: Arc<Mesh>,
@@ -207,6 +217,8 @@ struct Running {
     pools: Vec<usize>,
     /// Pools were added to the table first, and are opened when all sites have them.
     open: bool,
+    /// What was last known of its tokens, where this site looks after them.
+    sound: Option<bool>,
 }
 
 pub(crate) struct Pool {
@@ -368,6 +380,7 @@ enum Todo {
     },
     Granted(usize, Stamp, Vec<Unit>),
     Rejected(usize, Stamp, Rejection),
+    Revoked(usize, Stamp),
 }
 
 impl Core {
@@ -382,6 +395,7 @@ impl Core {
         let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let mut core = Self {
             me: config.me(),
+            reborn: incarnation > 1,
             site: config.site.as_str().into(),
             members: config.members.keys().map(|name| name.as_str().into()).collect(),
             mesh,

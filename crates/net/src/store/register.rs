@@ -147,11 +147,10 @@ impl Register {
             Some(old) if (old.incarnation, old.count) <= (pulse.incarnation, pulse.count) => {
                 *old = pulse;
             }
-            Some(_) => {}
             None if room => {
                 self.pulses.insert(pulse.site.clone(), pulse);
             }
-            None => {}
+            Some(_) | None => {}
         }
     }
 }

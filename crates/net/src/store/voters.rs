@@ -133,7 +133,7 @@ impl Voter {
 #[derive(Debug)]
 pub(crate) struct Voters {
     me: Arc<Ballots>,
-    voters: Arc<[Voter]>,
+    all: Arc<[Voter]>,
     ballot: Ballot,
     round: AtomicU64,
     patience: Duration,
@@ -150,20 +150,20 @@ impl Voters {
         patience: Duration,
     ) -> Self {
         let others = others.into_iter().map(Voter::Peer);
-        let voters = std::iter::once(Voter::Me(Arc::clone(&me))).chain(others).collect();
+        let all = std::iter::once(Voter::Me(Arc::clone(&me))).chain(others).collect();
         let ballot = Ballot { round: 0, site: number, incarnation };
-        Self { me, voters, ballot, round: AtomicU64::new(1), patience }
+        Self { me, all, ballot, round: AtomicU64::new(1), patience }
     }
 
     fn majority(&self) -> usize {
-        self.voters.len() / 2 + 1
+        self.all.len() / 2 + 1
     }
 
     /// Asks all voters at once; answers come as they come, for at most `patience`.
     fn ask_all(&self, question: &Question, known: &Record) -> mpsc::Receiver<(usize, Reply)> {
-        let (sender, receiver) = mpsc::channel(self.voters.len().max(1));
-        for number in 0..self.voters.len() {
-            let (voters, sender) = (Arc::clone(&self.voters), sender.clone());
+        let (sender, receiver) = mpsc::channel(self.all.len().max(1));
+        for number in 0..self.all.len() {
+            let (voters, sender) = (Arc::clone(&self.all), sender.clone());
             let (question, known) = (question.clone(), known.clone());
             let patience = self.patience;
             tokio::spawn(async move {
@@ -195,7 +195,7 @@ impl Voters {
         }
         let round = self.round.fetch_add(1, Ordering::Relaxed);
         let ballot = Ballot { round, ..self.ballot };
-        let (mut proposal, mut ask) = Proposal::new(self.voters.len(), ballot, epoch, own);
+        let (mut proposal, mut ask) = Proposal::new(self.all.len(), ballot, epoch, own);
         loop {
             let mut answers = self.ask_all(&ask, &known);
             let mut heard = 0;
@@ -204,7 +204,11 @@ impl Voters {
                 heard += 1;
                 match proposal.on_reply(voter, reply) {
                     Next::Wait => {}
-                    next => break Some(next),
+                    next @ (Next::Ask(_)
+                    | Next::Chosen(_)
+                    | Next::Nothing
+                    | Next::Outbid(_)
+                    | Next::Moved(_)) => break Some(next),
                 }
             };
             match next {
@@ -229,7 +233,7 @@ impl Voters {
     }
 
     fn too_few(&self, heard: usize) -> StoreError {
-        let (all, need) = (self.voters.len(), self.majority());
+        let (all, need) = (self.all.len(), self.majority());
         let text = format!("{heard} of {all} members answer, {need} are needed");
         StoreError::Unreachable(text)
     }
@@ -243,7 +247,11 @@ impl Voters {
                     let most = self.patience.min(Duration::from_millis(20 << attempt.min(6)));
                     sleep(random::between(Duration::ZERO, most)).await;
                 }
-                next => return Ok(next),
+                next @ (Next::Wait
+                | Next::Ask(_)
+                | Next::Chosen(_)
+                | Next::Nothing
+                | Next::Moved(_)) => return Ok(next),
             }
         }
         Err(StoreError::Contended)

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit, Units};
-use tracing::error;
+use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Running, Timer, Todo};
-use crate::api::State;
+use crate::api::{self, State};
 use crate::boottime::Moment;
 use crate::config::PoolConfig;
 use crate::engine::{self, Move, Outcome};
@@ -23,7 +23,8 @@ impl Core {
         let said = said.filter_map(|(id, (_, pool))| Some((id, pool.arbitration.clone()?)));
         let arbitration = said.collect();
         let cluster = Cluster { pools: units.clone(), arbitration, ..Cluster::new(sites, 1) };
-        let engine = engine::start(kind, self.me, &cluster).expect("checked by the configuration");
+        let engine = engine::start(kind, self.me, &cluster, self.reborn && open);
+        let engine = engine.expect("checked by the configuration");
         let first = self.pools.len();
         let count = pools.len();
         for (id, (name, config)) in (0..).map(PoolId).zip(pools) {
@@ -37,7 +38,54 @@ impl Core {
             names: Names::new(self.me, sites, units),
             pools: (first..first + count).collect(),
             open,
+            sound: None,
         });
+        self.set_alarm(number);
+    }
+
+    /// Sets the clock of a protocol going, where it has one.
+    pub(super) fn set_alarm(&mut self, number: usize) {
+        if let Some(timer) = self.engines[number].engine.alarm() {
+            let key = self.start_timer(Moment::now(), Timer::Protocol(number, timer.clone()));
+            self.protocol_timers.insert((number, timer), key);
+        }
+    }
+
+    /// Says when the tokens of a protocol that heals were found wrong, and when right again.
+    fn watch_soundness(&mut self, number: usize) {
+        let running = &mut self.engines[number];
+        let sound = running.engine.is_sound();
+        let before = std::mem::replace(&mut running.sound, sound);
+        let event = match (before, sound) {
+            (Some(true) | None, Some(false)) => "healing",
+            (Some(false), Some(true)) => "healed",
+            _ => return,
+        };
+        let names = running.pools.iter().map(|&pool| &*self.pools[pool].name);
+        let cause = format!("pools {}", names.collect::<Vec<_>>().join(", "));
+        if event == "healed" {
+            info!("{cause}: every unit is there once again");
+        } else {
+            warn!("{cause}: units are missing, doubled or not counted; this heals by itself");
+        }
+        let happening = self.happening(event, None);
+        self.record(api::Happening { cause: Some(cause), ..happening });
+    }
+
+    /// Garbles a pool's protocol, for tests.
+    pub(super) fn scramble(&mut self, name: &str) -> Result<(), api::Error> {
+        let pool = self.pool_by_name.get(name).copied();
+        let number = pool.map(|pool| self.pools[pool].engine);
+        let Some(number) = number.filter(|&it| engine::heals(self.engines[it].kind)) else {
+            let text = format!("there is no pool `{name}` whose protocol heals from that");
+            return Err(api::Error::new(api::Code::UnknownPool, text));
+        };
+        warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
+        self.engines[number].engine.scramble(&mut random::number);
+        let happening = self.happening("corrupted", None);
+        self.record(api::Happening { cause: Some(format!("pool {name}")), ..happening });
+        self.watch_soundness(number);
+        Ok(())
     }
 
     /// Carries out everything that follows, in order.
@@ -59,6 +107,7 @@ impl Core {
                 }
                 Todo::Granted(engine, claim, units) => self.granted(engine, claim, &units),
                 Todo::Rejected(engine, claim, reason) => self.rejected(engine, claim, &reason),
+                Todo::Revoked(engine, claim) => self.revoked(engine, claim),
             }
         }
     }
@@ -133,6 +182,7 @@ impl Core {
                 error!(%refused, "a protocol refused its own site");
             }
         }
+        self.watch_soundness(number);
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {
             self.carry_out(number, outcome);
@@ -146,6 +196,11 @@ impl Core {
                 let input = Move::Deliver { from: to, clock, message };
                 self.todo.push_back(Todo::Move(engine, input));
             }
+            Outcome::Send { to, .. }
+                if engine::heals(self.engines[engine].kind) && !self.mesh.is_up(to) =>
+            {
+                // A message that would arrive late is worse than one that is lost.
+            }
             Outcome::Send { to, clock, message } => {
                 self.metrics.messages_sent += 1;
                 let engine = u16::try_from(engine).unwrap_or(u16::MAX);
@@ -157,6 +212,9 @@ impl Core {
             }
             Outcome::Reject { claim, reason } => {
                 self.todo.push_back(Todo::Rejected(engine, claim, reason));
+            }
+            Outcome::Revoke { claim } => {
+                self.todo.push_back(Todo::Revoked(engine, claim));
             }
             Outcome::Arm { timer, min, max } => {
                 let moment = Moment::now().after(random::between(min, max));
@@ -268,6 +326,19 @@ impl Core {
             }
             self.by_claim.remove(&(engine, claim));
             self.end(key, State::Failed, &reason.to_string());
+        }
+    }
+
+    /// The protocol has taken back what a claim held: its site is cut off from most others, who may
+    /// be given the units soon.
+    fn revoked(&mut self, engine: usize, claim: Stamp) {
+        if let Some(key) = self.by_claim.remove(&(engine, claim)) {
+            if let Some(part) = self.part_of(key, claim) {
+                part.claim = None;
+            }
+            let held = self.requests.get(&key).is_some_and(|it| it.state == State::Granted);
+            let state = if held { State::Expired } else { State::Failed };
+            self.end(key, state, "taken back: this site cannot reach most of the others");
         }
     }
 

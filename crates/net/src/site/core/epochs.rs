@@ -17,15 +17,15 @@ use kofm_core::epoch::{
     Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{PoolId, Service, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
-use crate::api::{self, Answer, Code, State};
+use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
-use crate::config::{MAX_SITES, check_name};
+use crate::config::{MAX_SITES, PoolConfig, check_name};
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
@@ -44,7 +44,7 @@ const GONE: Duration = Duration::from_millis(300);
 /// What a site needs for epochs.
 pub(crate) struct Change {
     pub(super) epochs: Epochs<Plan>,
-    /// T_s.
+    /// The site lease.
     pub(super) lease: Duration,
     /// Until when this site may grant.
     pub(super) leased: Option<Moment>,
@@ -181,12 +181,15 @@ impl Change {
             *old = now;
             news
         });
-        let trouble = match self.epochs.phase() {
+        let phase = self.epochs.phase();
+        let trouble = match phase {
             Phase::Running if self.epochs.may_grant() => None,
-            Phase::Running => Some(match &self.trouble {
-                Some(why) => format!("no majority, so nothing is granted here: {why}"),
-                None => "no majority, so nothing is granted here".to_owned(),
-            }),
+            Phase::Running | Phase::Frozen | Phase::Installed if self.leased.is_none() => {
+                Some(match &self.trouble {
+                    Some(why) => format!("no majority, so nothing is granted here: {why}"),
+                    None => "no majority, so nothing is granted here".to_owned(),
+                })
+            }
             Phase::Outside if record.epoch == 0 => Some(match &self.trouble {
                 Some(why) => format!("waits for the other sites: {why}"),
                 None => "waits for the other sites".to_owned(),
@@ -195,7 +198,9 @@ impl Change {
                 Some("this site was taken out of the cluster".to_owned())
             }
             Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
-            Phase::Frozen | Phase::Installed => Some("the epoch is changing".to_owned()),
+            Phase::Running | Phase::Frozen | Phase::Installed => {
+                Some("the epoch is changing".to_owned())
+            }
         };
         let quarantined = record.quarantine.iter().flat_map(|(since, it)| {
             let until = self.quarantines.get(since).copied();
@@ -398,15 +403,15 @@ impl Core {
     /// Makes, changes or removes a pool.
     pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
-        let refused = match pool.map(|pool| (pool.config(), pool.closed)) {
-            Some((Some(config), closed)) => {
-                plan.put(name, &config);
+        let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
+            Some((Some(config), closed, target)) => {
+                plan.put(name, &PoolConfig { units: target, ..config });
                 if let Some(made) = plan.pools.get_mut(name) {
                     made.closed = closed;
                 }
                 None
             }
-            Some((None, _)) => {
+            Some((None, ..)) => {
                 Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
             }
             None if plan.pools.remove(name).is_none() => {
@@ -450,6 +455,44 @@ impl Core {
             return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
         }
         self.change_plan(plan, Some(reply));
+    }
+
+    /// Takes units out of pools that were made smaller, in their turn. The first member keeps them;
+    /// when it dies, the next one does.
+    fn drain_pools(&mut self) {
+        let Some(change) = &self.change else { return };
+        if !change.epochs.may_grant() {
+            return;
+        }
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
+        for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
+            if pool.limit < pool.config.units {
+                wanted.insert(place, pool.config.units - pool.limit);
+            }
+        }
+        let mut over = Vec::new();
+        for (&key, request) in &self.requests {
+            if request.hold != Hold::Drain || request.state.is_over() {
+                continue;
+            }
+            let Some(&(place, units)) = request.want.first() else { continue };
+            if wanted.get(&place) == Some(&units) {
+                wanted.remove(&place);
+            } else {
+                over.push(key);
+            }
+        }
+        for key in over {
+            self.end(key, State::Released, "the pool has changed again");
+        }
+        for (place, units) in wanted {
+            let want = [(self.pools[place].name.to_string(), units)].into();
+            let reason = Some("the pool was made smaller".to_owned());
+            let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };
+            let key = self.open(spec, vec![(place, units)], Hold::Drain);
+            self.todo.push_back(Todo::Claim(key));
+        }
     }
 
     /// Takes in sites that are not in the plan and say that they want to be.
@@ -567,6 +610,7 @@ impl Core {
             self.look_for_the_dead();
             self.end_quarantines();
             self.take_in();
+            self.drain_pools();
         }
     }
 
@@ -718,7 +762,17 @@ impl Core {
         self.report_semaphores(&mut books);
         let ended = self.todo.iter().filter_map(|todo| match todo {
             Todo::Undo(_, part) => Some(part),
-            _ => None,
+            Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Move(..)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Granted(..)
+            | Todo::Rejected(..)
+            | Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Add { .. }
+            | Todo::Revoked(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| &request.parts);
         for part in parts.chain(ended) {
@@ -750,8 +804,19 @@ impl Core {
         for (&site, (_, address)) in &record.plan.sites {
             self.mesh.reach(site, address.clone());
         }
-        for timer in std::mem::take(&mut self.protocol_timers).into_values() {
-            self.timers.remove(&timer);
+        // A protocol that heals by itself goes on, unless its pools are others now.
+        let goes_on: Vec<bool> = kinds()
+            .into_iter()
+            .map(|kind| {
+                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
+            })
+            .collect();
+        for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
+            if goes_on.get(number) == Some(&true) {
+                self.protocol_timers.insert((number, timer), key);
+            } else {
+                self.timers.remove(&key);
+            }
         }
         let last = record.plan.sites.keys().max().map_or(0, |site| site.index() + 1);
         self.members = (0..last)
@@ -763,7 +828,7 @@ impl Core {
             .collect();
         let stay = self.plan.stay(&record.plan);
         self.plan = record.plan.clone();
-        self.install_engines(record);
+        self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes.
         self.todo.retain(|todo| {
@@ -781,21 +846,33 @@ impl Core {
         self.record(api::Happening { cause: Some(text), ..happening });
     }
 
-    fn install_engines(&mut self, record: &Record<Plan>) {
+    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
         let sites: Vec<SiteId> = record.members.keys().copied().collect();
         let clusters = record.clusters();
-        self.engines.clear();
+        let mut old = std::mem::take(&mut self.engines);
+        let mut alarms = Vec::new();
         let mut seen = BTreeSet::new();
         let empty = Survey::default();
         for (number, kind) in kinds().into_iter().enumerate() {
             let Some(cluster) = clusters.get(number) else { continue };
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
-            let Some(engine) = engine::resume(kind, self.me, cluster, survey) else { continue };
+            let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            let engine = match kept.map(|place| old.swap_remove(place)) {
+                Some(running) => Some(running.engine),
+                None if engine::heals(kind) => {
+                    // It finds out itself who is there.
+                    let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
+                    alarms.push(number);
+                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
+                }
+                None => engine::resume(kind, self.me, cluster, survey),
+            };
+            let Some(engine) = engine else { continue };
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
                 let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running { kind, engine, names, pools, open: true });
+                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
                 continue;
             }
             let mut pools = Vec::new();
@@ -812,17 +889,19 @@ impl Core {
                     self.pools.len() - 1
                 });
                 let state = &mut self.pools[place];
-                state.limit = config.units;
+                let planned = record.plan.pools.get(&name);
+                state.limit = planned.map_or(config.units, |it| it.target);
                 let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
                 state.withheld = withheld.map(|unit| unit.number).collect();
-                state.closed = record.plan.pools.get(&name).is_some_and(|it| it.closed);
+                state.closed = planned.is_some_and(|it| it.closed);
                 (state.engine, state.id, state.config) = (number, id, config);
                 seen.insert(place);
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true });
+            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
         }
+        alarms.into_iter().for_each(|number| self.set_alarm(number));
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
@@ -885,6 +964,9 @@ impl Core {
         let record = Arc::clone(change.epochs.record());
         for number in 0..self.engines.len() {
             let Some(survey) = record.surveys.get(number) else { continue };
+            if engine::heals(self.engines[number].kind) {
+                continue;
+            }
             let mut outcomes = Vec::new();
             self.engines[number].engine.on_resume(&mut self.clock, survey, &mut outcomes);
             for outcome in outcomes {

@@ -111,6 +111,10 @@ impl Core {
                 }
             }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
+            Command::Scramble { pool, reply } => {
+                let done = self.scramble(&pool);
+                reply.send(done).ok();
+            }
             Command::Metrics(reply) => {
                 reply.send(self.metrics_text()).ok();
             }

@@ -1,6 +1,6 @@
 //! Leases that outlive their process: written down, and taken over by the next life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kofm_core::Unit;
@@ -11,7 +11,7 @@ use super::{Core, Lease, Part, Request, Status, Timer, Todo};
 use crate::api::{Hold, State};
 use crate::boottime::Moment;
 use crate::plan::Plan;
-use crate::site::journal::{Saved, SavedPart};
+use crate::site::journal::{Journal, Saved, SavedPart};
 
 impl Core {
     /// A lease as it is written down; none where nobody could go on with it.
@@ -51,7 +51,7 @@ impl Core {
 
     /// Writes a grant down before anybody hears of it. False where the disk does not take it.
     pub(super) fn note_held(&mut self, key: u64) -> bool {
-        if !self.journal.as_ref().is_some_and(|journal| journal.every()) {
+        if !self.journal.as_ref().is_some_and(Journal::every) {
             return true;
         }
         let Some(saved) = self.saved(key) else { return true };
@@ -101,7 +101,7 @@ impl Core {
     /// Goes on with the leases of the last life that the cluster has confirmed.
     pub(super) fn inherit(&mut self, record: &Record<Plan>) {
         let Some(legacy) = self.legacy.take() else { return };
-        let mut taken = BTreeMap::new();
+        let mut taken = BTreeSet::new();
         let now = Moment::now();
         for saved in legacy.leases.into_values() {
             let confirmed = saved.parts.iter().all(|part| {
@@ -131,7 +131,7 @@ impl Core {
                     self.pools[place].used.insert(unit.number, key);
                 }
                 self.by_claim.insert((engine, part.claim), key);
-                taken.insert((engine, part.claim), ());
+                taken.insert((engine, part.claim));
                 parts.push(Part {
                     engine,
                     demand: part.demand,
@@ -168,6 +168,7 @@ impl Core {
                 once: false,
                 state: State::Granted,
                 cause: None,
+                doom: None,
                 submitted: now,
                 waited: std::time::Duration::ZERO,
                 part: parts.len(),
@@ -175,7 +176,6 @@ impl Core {
                 lease: Some(lease),
                 deadline: None,
                 watchers: Vec::new(),
-                doom: None,
             };
             self.requests.insert(key, request);
             self.note_held(key);
@@ -184,8 +184,7 @@ impl Core {
         info!(claims = taken.len(), "went on with leases of the last life");
         // What was confirmed and cannot be gone on with is given back.
         for (engine, survey) in record.surveys.iter().enumerate() {
-            let mine =
-                survey.of(self.me).filter(|(claim, _)| !taken.contains_key(&(engine, *claim)));
+            let mine = survey.of(self.me).filter(|(claim, _)| !taken.contains(&(engine, *claim)));
             for (claim, standing) in mine {
                 let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
                 for unit in standing.held.iter().flatten() {

@@ -8,8 +8,8 @@ use kofm_core::{PoolId, Units};
 use tracing::info;
 
 use super::{
-    Core, DEFAULT_TTL, MAX_ENDED, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS, MIN_TTL, Part,
-    Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
+    Core, DEFAULT_TTL, MAX_ENDED, MAX_HEALING_TTL, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS,
+    MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
@@ -122,6 +122,9 @@ impl Core {
             Some(id) => id.into(),
             None => format!("R{}-{}", self.me.0, random::hex::<8>()).into(),
         };
+        // Pools that heal make the units of a dead site anew after a while: its leases end before.
+        let heals = want.iter().any(|it| crate::engine::heals(self.pools[it.0].config.protocol));
+        let ttl = spec.ttl.unwrap_or(DEFAULT_TTL);
         let once = spec.wait == Some(Duration::ZERO);
         let deadline = spec.wait.map(|wait| {
             let wait = if once { TRY } else { wait };
@@ -133,7 +136,7 @@ impl Core {
             want,
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
-            ttl: spec.ttl.unwrap_or(DEFAULT_TTL),
+            ttl: if heals { ttl.min(MAX_HEALING_TTL) } else { ttl },
             hold,
             once,
             state: State::Queued,

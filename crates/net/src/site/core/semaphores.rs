@@ -109,7 +109,8 @@ impl Core {
         let said = said.filter_map(|(id, (_, it))| Some((id, it.arbitration.clone()?)));
         let arbitration = said.collect();
         let cluster = Cluster { pools: values, arbitration, ..Cluster::new(sites, 1) };
-        let engine = engine::start(kind, self.me, &cluster).expect("checked by the configuration");
+        let engine =
+            engine::start(kind, self.me, &cluster, false).expect("checked by the configuration");
         let first = self.semaphores.len();
         let count = list.len();
         for (id, (name, config)) in (0..).map(PoolId).zip(list) {
@@ -123,7 +124,9 @@ impl Core {
             names: Names::new(self.me, sites, Vec::new()),
             pools: (first..first + count).collect(),
             open,
+            sound: None,
         });
+        self.set_alarm(number);
     }
 
     /// Adds a semaphore while the site runs; it is opened when all sites have it. One of the same

@@ -36,8 +36,8 @@ fn what_may_have_been_chosen_is_taken_over() {
     let mut voters = vec![Register::default(); 3];
     let (mut first, ask) = Proposal::new(3, ballot(1, 0), 0, Some(record(1, "first")));
     let mut accept = Next::Wait;
-    for voter in 0..2 {
-        accept = first.on_reply(voter, voters[voter].answer(ask.clone()));
+    for (number, voter) in voters.iter_mut().enumerate().take(2) {
+        accept = first.on_reply(number, voter.answer(ask.clone()));
     }
     let Next::Ask(accept) = accept else { panic!() };
     // One voter accepts, and the proposer is gone.
@@ -159,7 +159,9 @@ fn explore(seed: u64, bug: Bug) -> Result<(), String> {
                         let ask = match next {
                             Next::Ask(ask) => ask,
                             Next::Chosen(record) => Question::Learn { record },
-                            _ => continue,
+                            Next::Wait | Next::Nothing | Next::Outbid(_) | Next::Moved(_) => {
+                                continue;
+                            }
                         };
                         flying.extend((0..voters).map(|voter| (number, voter, ask.clone())));
                     }
@@ -181,7 +183,9 @@ fn explore(seed: u64, bug: Bug) -> Result<(), String> {
                 let beat = matches!(question, Question::Beat { .. });
                 let accept = match &question {
                     Question::Accept { ballot, record } => Some((*ballot, record.clone())),
-                    _ => None,
+                    Question::Beat { .. } | Question::Prepare { .. } | Question::Learn { .. } => {
+                        None
+                    }
                 };
                 let reply = state[voter].answer(question);
                 if bug == Bug::BeatWhilePending && beat {
@@ -189,14 +193,15 @@ fn explore(seed: u64, bug: Bug) -> Result<(), String> {
                 }
                 if let (Reply::Accepted, Some((ballot, record))) = (&reply, accept) {
                     let key = (record.epoch, ballot);
-                    let entry = votes.entry(key).or_insert((record.clone(), BTreeSet::new()));
+                    let entry =
+                        votes.entry(key).or_insert_with(|| (record.clone(), BTreeSet::new()));
                     if entry.0 != record {
                         return Err("one ballot, two records".into());
                     }
                     entry.1.insert(voter);
                     if entry.1.len() > voters / 2 {
                         let (first, _) =
-                            chosen.entry(record.epoch).or_insert((record.clone(), now));
+                            chosen.entry(record.epoch).or_insert_with(|| (record.clone(), now));
                         if *first != record {
                             return Err(format!("two records for epoch {}", record.epoch));
                         }
