@@ -95,7 +95,8 @@ impl GroupsHungryAsPrinted {
         }
     }
 
-    /// Informs the group that goes first, or cancels for it; and works where everybody has informed.
+    /// Informs the group that goes first, or cancels for it; and works where everybody has
+    /// informed.
     fn go_on(&mut self, out: &mut EffectsOf<Self>) {
         let Some(top) = self.top().filter(|_| self.access.is_none()) else { return };
         if self.y.iter().any(|&y| !y) {
