@@ -130,8 +130,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     visit_on(kind, &cluster.topology, run)
 }
 
-/// For each demand and site, a gang that it leads with the next one: the leader takes the units, and
-/// of more than one the other takes one.
+/// For each demand and site, a gang that it leads with the next one: the leader takes the units,
+/// and of more than one the other takes one.
 fn gangs(
     cluster: &Cluster,
     shares: Shares,
