@@ -56,6 +56,8 @@ pub struct Control {
     pub part: bool,
     /// It has met a site whose tree has changed.
     pub tainted: bool,
+    /// It has met a site that has just started again: units may be in use that nobody knows of.
+    pub newborn: bool,
     /// It renews the right to use units.
     pub renews: bool,
     /// The last circulation found somebody waiting: nothing may rest.
@@ -76,6 +78,7 @@ impl Control {
             sites: 0,
             part: false,
             tainted: false,
+            newborn: false,
             renews: false,
             scarce: false,
             waiting: false,
@@ -101,6 +104,7 @@ impl Control {
             sites: u16::try_from(draw() % 8).unwrap_or(0),
             part,
             tainted,
+            newborn: false,
             renews,
             scarce,
             waiting,
@@ -455,7 +459,8 @@ impl<R: Rules> Tree<R> {
             self.unpark(turn);
         }
         self.count_from(from, &mut control.seen);
-        control.tainted |= self.changed || self.newborn > 0;
+        control.tainted |= self.changed;
+        control.newborn |= self.newborn > 0;
         if self.next == 0 {
             self.changed = false;
         }
@@ -516,9 +521,11 @@ impl<R: Rules> Tree<R> {
         let pace = R::pace(self.sites);
         let visited = u32::from(control.sites) + 1;
         let majority = 2 * visited > u32::from(self.sites) || !R::QUORUM;
-        let changed = core::mem::take(&mut self.changed) || self.newborn > 0;
-        let tainted = (control.tainted || changed) && R::TAINT;
+        let tainted = (control.tainted | core::mem::take(&mut self.changed)) && R::TAINT;
         self.rank = 0;
+        if control.newborn || self.newborn > 0 {
+            self.root.calm = 0;
+        }
         if tainted || (control.part && R::PART) {
             self.root.calm = 0;
             self.root.sure = false;
