@@ -307,13 +307,16 @@ impl<R: Rules> Tree<R> {
         if !R::PARKS || self.is_scarce() || self.channels[0] == self.me {
             return;
         }
-        let back =
-            if self.is_root() { self.channels[self.channels.len() - 1] } else { self.channels[0] };
+        // Of many channels only two: each brings as many units as are needed.
+        let mut back = alloc::vec![self.channels[self.channels.len() - 1]];
+        if self.channels.len() > 1 {
+            back.push(self.channels[0]);
+        }
         for (pool, units) in demand.parts() {
             let units = units.0.saturating_sub(self.kept(pool));
             if units > 0 {
-                let hops = self.sites.saturating_mul(2);
-                turn.mail.push((back, Item::Want { pool, units, hops }));
+                let want = Item::Want { pool, units, hops: self.sites.saturating_mul(2) };
+                turn.mail.extend(back.iter().map(|&to| (to, want.clone())));
             }
         }
     }
