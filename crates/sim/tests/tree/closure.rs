@@ -71,18 +71,24 @@ fn two_sites() {
     let count = |units, k, rounds| {
         states::<Tree<Loose>>(&cluster(2, Shape::Path, units), &script(2, k, rounds))
     };
-    assert_eq!([count(1, 1, 2), count(2, 2, 1), count(3, 2, 1)], [0, 0, 0]);
-}
-
-#[test]
-fn three_sites() {
-    let count = |shape| states::<Tree<Loose>>(&cluster(3, shape, 1), &script(3, 1, 1));
-    assert_eq!([count(Shape::Path), count(Shape::Star)], [0, 0]);
+    assert_eq!([count(1, 1, 1), count(1, 1, 2), count(2, 2, 1)], [0, 0, 0]);
 }
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
-fn four_sites_and_more_units() {
+fn three_and_four_sites() {
+    for shape in [Shape::Path, Shape::Star] {
+        states::<Tree<Loose>>(&cluster(3, shape, 1), &script(3, 1, 1));
+    }
+    for keeper in [0, 1] {
+        let script = Script { keepers: vec![SiteId(keeper)], ..script(3, 1, 1) };
+        states::<Tree<Loose>>(&cluster(3, Shape::Star, 2), &script);
+    }
+    let both = Script::new(3, 1, vec![Demand::one(PoolId(0), 2)]);
+    let stuck = all::<TreeAsPrintedPusher>(&Cluster::new(3, 2), &both).violation;
+    assert_eq!(stuck.expect("three wait for ever").0.property, "progress");
+    let yields = all::<Tree<PriorityYields>>(&cluster(3, Shape::Star, 2), &script(3, 2, 1));
+    assert_eq!(yields.violation.expect("they wait for ever").0.property, "progress");
     let one = script(4, 1, 1);
     for shape in [Shape::Path, Shape::Star, Shape::Random] {
         states::<Tree<Loose>>(&cluster(4, shape, 1), &one);
@@ -100,9 +106,9 @@ fn as_sites_run_it() {
 
 #[test]
 fn several_claims_pools_withdrawal_and_release_in_parts() {
-    let cluster = Cluster { pools: vec![Units(2), Units(1)], ..Cluster::new(2, 1) };
+    let cluster = Cluster { pools: vec![Units(1), Units(1)], ..Cluster::new(2, 1) };
     let demands = vec![
-        Demand::one(PoolId(0), 2),
+        Demand::one(PoolId(0), 1),
         [(PoolId(0), Units(1)), (PoolId(1), Units(1))].into_iter().collect(),
     ];
     let rounds = Script::new(2, 1, demands);
@@ -114,8 +120,8 @@ fn several_claims_pools_withdrawal_and_release_in_parts() {
 fn who_needs_no_more_than_is_left_is_served_while_others_keep_theirs() {
     // (k,ℓ)-liveness: site 1 never gives back its unit.
     for keeper in [0, 1] {
-        let cluster = cluster(3, Shape::Star, 2);
-        let script = Script { keepers: vec![SiteId(keeper)], ..script(3, 1, 1) };
+        let cluster = cluster(2, Shape::Path, 2);
+        let script = Script { keepers: vec![SiteId(keeper)], ..script(2, 1, 2) };
         states::<Tree<Loose>>(&cluster, &script);
     }
 }
@@ -123,9 +129,7 @@ fn who_needs_no_more_than_is_left_is_served_while_others_keep_theirs() {
 #[test]
 fn mistakes_are_found() {
     let late = all::<Tree<CountsLate>>(&cluster(2, Shape::Path, 1), &script(2, 1, 1));
-    assert_eq!(late.violation.expect("two hold one unit").0.property, "tokens");
-    let yields = all::<Tree<PriorityYields>>(&cluster(3, Shape::Star, 2), &script(3, 2, 1));
-    assert_eq!(yields.violation.expect("they wait for ever").0.property, "progress");
+    assert_eq!(late.violation.expect("two hold one unit").0.property, "capacity");
 }
 
 #[test]
@@ -135,7 +139,4 @@ fn the_published_listing_is_wrong_in_three_places() {
     assert_eq!((counts.0.property, counts.1.len()), ("capacity", 16));
     let missed = all::<TreeAsPrintedPriority>(&two, &script(2, 1, 1)).violation;
     assert_eq!(missed.expect("one is overlooked").0.property, "tokens");
-    let both = Script::new(3, 1, vec![Demand::one(PoolId(0), 2)]);
-    let stuck = all::<TreeAsPrintedPusher>(&Cluster::new(3, 2), &both).violation;
-    assert_eq!(stuck.expect("three wait for ever").0.property, "progress");
 }
