@@ -254,7 +254,7 @@ impl Cast {
         }
         let seats = |group| grouping.members(group).iter().map(move |&member| (member, group));
         let clients = if named { grouping.all().flat_map(seats).collect() } else { Vec::new() };
-        Self { left, clients, grouping }
+        Self { grouping, left, clients }
     }
 
     /// The clients of named groups; empty where each site has its own.

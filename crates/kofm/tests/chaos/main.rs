@@ -25,14 +25,14 @@ use crate::lots::Lots;
 use crate::report::Report;
 
 /// Long enough for any machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What a run is told.
 pub(crate) struct Setup {
     pub sites: usize,
     pub faults: u64,
     pub seed: u64,
-    /// T_s, in milliseconds.
+    /// `T_s`, in milliseconds.
     pub lease: u64,
     /// Members of etcd; none where the sites vote themselves.
     pub etcd: usize,

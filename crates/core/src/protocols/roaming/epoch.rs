@@ -45,14 +45,11 @@ impl<R: Rules> Roaming<R> {
             pool.open_desk(me, cluster.sites);
         }
         for (claim, standing) in survey.of(me) {
-            let own = match &standing.held {
-                Some(units) => Own::Held(units.clone()),
-                None => {
-                    for (id, units) in standing.demand.parts() {
-                        fresh.pools[id.index()].enter(claim, units.0);
-                    }
-                    Own::Waiting(standing.demand.clone())
+            let own = if let Some(units) = &standing.held { Own::Held(units.clone()) } else {
+                for (id, units) in standing.demand.parts() {
+                    fresh.pools[id.index()].enter(claim, units.0);
                 }
+                Own::Waiting(standing.demand.clone())
             };
             fresh.claims.insert(claim, own);
         }

@@ -190,7 +190,7 @@ impl<R: Rules> Tree<R> {
             let asked = if one.trusted {
                 one.age >= patience
             } else {
-                one.age % Self::ASK_FAR == 0 || one.age == 1
+                one.age.is_multiple_of(Self::ASK_FAR) || one.age == 1
             };
             if one.age > dead {
                 one.trusted = false;
@@ -330,10 +330,10 @@ impl<R: Rules> Tree<R> {
                 let place = self.garbled_place(draw);
                 let one = &mut self.neighbours[i];
                 one.place = place;
-                one.trusted = draw() % 2 == 0;
+                one.trusted = draw().is_multiple_of(2);
                 one.age = below(draw, u64::from(pace.dead_far) + 2);
-                one.challenge = draw() % 2 == 0;
-                one.echo = draw() % 2 == 0;
+                one.challenge = draw().is_multiple_of(2);
+                one.echo = draw().is_multiple_of(2);
             }
             self.place = self.garbled_place(draw);
             let pick = self.pick(draw);
@@ -343,14 +343,14 @@ impl<R: Rules> Tree<R> {
             }
         }
         self.channels = self.grown_channels();
-        self.changed = draw() % 2 == 0;
+        self.changed = draw().is_multiple_of(2);
         self.next = usize::from(below(draw, self.channels.len() as u64));
         self.colour = draw() % R::colours(self.sites);
-        self.moved = draw() % 2 == 0;
-        self.scarce = draw() % 2 == 0;
-        self.root.scarce = draw() % 2 == 0;
+        self.moved = draw().is_multiple_of(2);
+        self.scarce = draw().is_multiple_of(2);
+        self.root.scarce = draw().is_multiple_of(2);
         self.lease = below(draw, u64::from(pace.lease) + 2);
-        self.licensed = draw() % 2 == 0;
+        self.licensed = draw().is_multiple_of(2);
         self.newborn = below(draw, u64::from(pace.settle) + 1);
         self.rank = below(draw, self.sites.into());
         self.garble_tokens(draw);
@@ -359,12 +359,12 @@ impl<R: Rules> Tree<R> {
         self.root.gate = self.garbled_frame(draw).items;
         self.root.closed = below(draw, u64::from(pace.gate) + 1);
         self.root.hurry = u8::try_from(draw() % 4).unwrap_or(0);
-        self.root.wanted = draw() % 2 == 0;
-        self.root.woken = draw() % 2 == 0;
+        self.root.wanted = draw().is_multiple_of(2);
+        self.root.woken = draw().is_multiple_of(2);
         self.root.silence = below(draw, u64::from(pace.timeout) + 1);
         self.root.calm = below(draw, u64::from(pace.settle) + 1);
-        self.root.quorate = draw() % 2 == 0;
-        self.root.sure = draw() % 2 == 0;
+        self.root.quorate = draw().is_multiple_of(2);
+        self.root.sure = draw().is_multiple_of(2);
     }
 
     fn garble_tokens(&mut self, draw: &mut dyn FnMut() -> u64) {
@@ -372,7 +372,7 @@ impl<R: Rules> Tree<R> {
             channels[usize::from(below(draw, channels.len() as u64))]
         };
         // Units that claims were told of stay, or are forgotten.
-        self.used.retain(|_, _| draw() % 2 == 0);
+        self.used.retain(|_, _| draw().is_multiple_of(2));
         for (from, _) in self.used.values_mut() {
             *from = channel(draw, &self.channels);
         }
@@ -388,7 +388,7 @@ impl<R: Rules> Tree<R> {
         }
         let from = channel(draw, &self.channels);
         let claim = crate::types::Stamp { time: draw() % 1_000, site: self.me };
-        self.priority = (draw() % 2 == 0).then_some((from, claim));
+        self.priority = draw().is_multiple_of(2).then_some((from, claim));
     }
 
     fn pick(&self, draw: &mut dyn FnMut() -> u64) -> SiteId {
@@ -405,11 +405,11 @@ impl<R: Rules> Tree<R> {
     }
 
     pub(super) fn garbled_frame(&self, draw: &mut dyn FnMut() -> u64) -> Frame {
-        let hello = (R::WATCHES && draw() % 2 == 0).then(|| Hello {
+        let hello = (R::WATCHES && draw().is_multiple_of(2)).then(|| Hello {
             place: self.garbled_place(draw),
-            challenge: draw() % 2 == 0,
-            echo: draw() % 2 == 0,
-            ask: draw() % 2 == 0,
+            challenge: draw().is_multiple_of(2),
+            echo: draw().is_multiple_of(2),
+            ask: draw().is_multiple_of(2),
         });
         let colours = R::colours(self.sites);
         let items = (0..draw() % 3).map(|_| match draw() % 8 {

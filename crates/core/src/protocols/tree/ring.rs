@@ -93,7 +93,7 @@ impl Control {
 
     /// Any controller.
     pub(super) fn garbage(colours: u64, tokens: u32, draw: &mut dyn FnMut() -> u64) -> Self {
-        let mut coin = || draw() % 2 == 0;
+        let mut coin = || draw().is_multiple_of(2);
         let (part, tainted, renews, scarce) = (coin(), coin(), coin(), coin());
         let (waiting, moved) = (coin(), coin());
         Self {
