@@ -101,11 +101,10 @@ impl Topology {
         match self {
             Self::Full => all.collect(),
             Self::Ring | Self::Tree => {
-                let linked = match self {
-                    Self::Ring => [Some((i + 1) % n), Some((i + n - 1) % n), None],
-                    _ => {
-                        [i.checked_sub(1).map(|above| above / 2), Some(2 * i + 1), Some(2 * i + 2)]
-                    }
+                let linked = if *self == Self::Ring {
+                    [Some((i + 1) % n), Some((i + n - 1) % n), None]
+                } else {
+                    [i.checked_sub(1).map(|above| above / 2), Some(2 * i + 1), Some(2 * i + 2)]
                 };
                 let linked = linked.into_iter().flatten().filter(|&j| j < n && j != i);
                 let mut list: Vec<_> = linked.filter_map(|j| u16::try_from(j).ok()).collect();

@@ -215,14 +215,14 @@ impl Run {
         own.into_iter().chain(rest).collect()
     }
 
-    fn who(&self) -> Option<String> {
-        Some(self.owner.clone().unwrap_or_else(owner))
+    fn who(&self) -> String {
+        self.owner.clone().unwrap_or_else(owner)
     }
 
     // All members here: one lease, one command for each.
 
     async fn run_all(&self, client: &Client) -> Result<u8, Exit> {
-        let spec = StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: self.who() };
+        let spec = StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
         let start = path(&self.name)? + "/start";
         let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
         let id = started.request.id.clone();
@@ -336,7 +336,7 @@ impl Run {
             token: format!("{:032x}", u128::from_le_bytes(bytes)),
             run: None,
             ttl: Some(self.ttl),
-            owner: self.who(),
+            owner: Some(self.who()),
             leave: false,
         };
         let mut signals = Signals::new()?;
@@ -490,7 +490,7 @@ impl Crew {
             Err(error) => Err(error.into()),
         };
         if !matches!(end, Ok(0)) {
-            self.failed.get_or_insert(member.clone());
+            self.failed.get_or_insert_with(|| member.clone());
         }
         self.ends.insert(member, end);
     }

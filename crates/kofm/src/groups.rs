@@ -95,7 +95,7 @@ fn parse(text: &str) -> Result<(Grouping, Names), String> {
         needs.push(list);
     }
     let site = |name: &str, who: &str| {
-        sites.get(name).copied().ok_or(format!("{who} names `{name}`, which is no process"))
+        sites.get(name).copied().ok_or_else(|| format!("{who} names `{name}`, which is no process"))
     };
     let mut members = Vec::new();
     for (i, group) in file.group.iter().enumerate() {

@@ -82,7 +82,9 @@ fn starves(edges: &[Edge], counts: &[bool], group: GroupId, eager: bool) -> bool
     // For each component: its size, the movers that move inside it, and how many of its worlds
     // each mover could leave. Whoever could always move but never does makes it unfair.
     let mut size = vec![0u32; number];
-    component.iter().for_each(|&c| size[c] += 1);
+    for &c in &component {
+        size[c] += 1;
+    }
     let must = |mover: Mover| eager || !matches!(mover, Mover::Claim(..));
     let mut able: Vec<(usize, Mover, u32)> = Vec::new();
     let mut moved: Vec<(usize, Mover)> = Vec::new();

@@ -147,7 +147,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         most[0] = most[0].max(Units(budget.resize.unwrap_or(0)));
         let mut world = Self {
             seats: cluster.all().map(seat).map(Arc::new).collect(),
-            links: vec![Arc::new(VecDeque::new()); sites * sites],
+            links: (0..sites * sites).map(|_| Arc::new(VecDeque::new())).collect(),
             common: Arc::new(Common {
                 store,
                 proposals: Vec::new(),
@@ -514,12 +514,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
         for seat in self.seats.iter().filter(|seat| !seat.lapsed) {
             for client in seat.clients.values() {
                 if let Some(named) = &client.held {
-                    twice = twice.or(count(&client.demand, named));
+                    twice = twice.or_else(|| count(&client.demand, named));
                 }
             }
         }
         for (demand, named) in self.common.ghosts.iter().flat_map(|ghost| &ghost.held) {
-            twice = twice.or(count(demand, named));
+            twice = twice.or_else(|| count(demand, named));
         }
         if let Some(unit) = twice {
             return Err(Violation::new("exclusion", format!("{unit} is in use twice")));

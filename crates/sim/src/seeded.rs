@@ -281,9 +281,12 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.begin_anywhere();
         }
         if self.setup.faults.iter().any(|fault| fault.garbles()) {
-            let flying = self.slab.iter().flatten().filter_map(|event| match event {
-                Event::Deliver { message, .. } => Some(P::tokens_in(message)),
-                _ => None,
+            let flying = self.slab.iter().flatten().filter_map(|event| {
+                if let Event::Deliver { message, .. } = event {
+                    Some(P::tokens_in(message))
+                } else {
+                    None
+                }
             });
             let flying = flying.flatten().collect();
             let sites = self.sites.iter().map(|(protocol, _)| protocol.census()).collect();

@@ -481,7 +481,6 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             MemberEffect::Local(Effect::Disarm { timer }) => {
                 self.place(site).timers.remove(&timer);
             }
-            MemberEffect::Local(Effect::Send { .. }) => {}
             MemberEffect::Propose(record) => {
                 self.place(site).proposal = Some(record);
                 self.propose(site);
@@ -492,7 +491,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 place.kept.clear();
                 self.wait_for_departed(site);
             }
-            MemberEffect::Resumed => {}
+            MemberEffect::Local(Effect::Send { .. }) | MemberEffect::Resumed => {}
             MemberEffect::Departed => self.place(site).departed = true,
         }
     }

@@ -63,20 +63,24 @@ impl Upkeep {
 
     /// Tokens were put on a link.
     pub fn sent(&mut self, tokens: &[u32]) {
-        tokens.iter().for_each(|&kind| self.count(kind, 1));
+        for &kind in tokens {
+            self.count(kind, 1);
+        }
     }
 
     /// Tokens were taken off a link.
     pub fn arrived(&mut self, tokens: &[u32]) {
-        tokens.iter().for_each(|&kind| self.count(kind, -1));
+        for &kind in tokens {
+            self.count(kind, -1);
+        }
     }
 
     /// A site took a step, or was garbled.
     pub fn stepped(&mut self, site: SiteId, census: Census) {
         let before = std::mem::replace(&mut self.sites[site.index()], census);
         let tokens = self.sites[site.index()].tokens.clone();
-        before.tokens.iter().for_each(|&kind| self.count(kind, -1));
-        tokens.iter().for_each(|&kind| self.count(kind, 1));
+        self.arrived(&before.tokens);
+        self.sent(&tokens);
         // Site 0 is the lowest, so it is the root in the end.
         if site.0 == 0 && before.circulation != self.sites[0].circulation {
             self.circulations += 1;

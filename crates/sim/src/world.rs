@@ -320,7 +320,8 @@ impl<P: Protocol> Local<P> {
         }
         if self.timeless {
             let taken = |time: &u64| self.claims.iter().any(|client| client.claim.time == time + 1);
-            self.time = (0..).find(|time| !taken(time)).expect("few claims are live");
+            let live = self.claims.len() as u64;
+            self.time = (0..=live).find(|time| !taken(time)).expect("one more than are live");
         }
         Ok(())
     }

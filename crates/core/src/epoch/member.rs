@@ -199,7 +199,11 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                     let frame = Frame::Protocol { epoch, clock, message };
                     MemberEffect::Send { to, frame, serves }
                 }
-                other => MemberEffect::Local(other),
+                local @ (Effect::Grant { .. }
+                | Effect::Reject { .. }
+                | Effect::Revoke { .. }
+                | Effect::Arm { .. }
+                | Effect::Disarm { .. }) => MemberEffect::Local(local),
             });
         }
     }

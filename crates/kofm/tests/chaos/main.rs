@@ -90,7 +90,7 @@ fn run(setup: &Setup) -> Option<Report> {
                 site,
                 number,
                 address: format!("{}:{PORT}", Lab::address(site)).parse().expect("an address"),
-                pools: cluster.pools(),
+                pools: Cluster::pools(),
                 seen: Arc::clone(&seen),
             };
             let lots = Lots::new(setup.seed ^ (client.site * 1000 + number + 1) as u64);

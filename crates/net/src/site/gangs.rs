@@ -116,11 +116,10 @@ impl Site {
             Some(first) => self.ask(first, call, PEER_PATIENCE).await?,
             None => self.call(call).await?,
         };
-        match answer {
-            Answer::Joined(joined) => Ok(*joined),
-            Answer::Done => Ok(echo),
-            _ => Err(nonsense()),
+        if let Answer::Joined(joined) = answer {
+            return Ok(*joined);
         }
+        if matches!(answer, Answer::Done) { Ok(echo) } else { Err(nonsense()) }
     }
 
     fn is_here(&self, member: &str) -> bool {

@@ -269,9 +269,10 @@ impl<'a, P: Protocol> World<'a, P> {
         let sites = u64::from(self.storm.cluster.sites);
         let blow = match self.storm.blow {
             Blow::Many => {
-                [Blow::RootCrash, Blow::Crash, Blow::Cut, Blow::Cut][self.rng.below(4) as usize]
+                let all = [Blow::RootCrash, Blow::Crash, Blow::Cut, Blow::Cut];
+                all[usize::try_from(self.rng.below(4)).expect("a small number")]
             }
-            other => other,
+            one @ (Blow::RootCrash | Blow::Crash | Blow::Cut | Blow::Partition) => one,
         };
         let some = |n: u64| SiteId(u16::try_from(n).expect("a site"));
         let damage = match blow {
@@ -279,7 +280,8 @@ impl<'a, P: Protocol> World<'a, P> {
             Blow::Crash | Blow::Many => Damage::Dead(some(1 + self.rng.below(sites - 1))),
             Blow::Cut => {
                 let pick = self.rng.below(self.links.len() as u64);
-                let link = *self.links.keys().nth(pick as usize).expect("one of them");
+                let pick = usize::try_from(pick).expect("a small number");
+                let link = *self.links.keys().nth(pick).expect("one of them");
                 Damage::Cut(vec![link])
             }
             Blow::Partition => {
@@ -386,13 +388,14 @@ impl<'a, P: Protocol> World<'a, P> {
         let mut counts = vec![0; P::expected_tokens(&self.storm.cluster).len()];
         let here = self.sites.iter().filter(|one| one.alive);
         let here = here.flat_map(|one| one.protocol.census().tokens);
-        let flying = self.kept.values().flat_map(|event| match event {
-            Event::Deliver { from, to, session, message, .. }
-                if self.links[&pair(*from, *to)] == (*session, 0) =>
+        let flying = self.kept.values().flat_map(|event| {
+            if let Event::Deliver { from, to, session, message, .. } = event
+                && self.links[&pair(*from, *to)] == (*session, 0)
             {
                 P::tokens_in(message)
+            } else {
+                Vec::new()
             }
-            _ => Vec::new(),
         });
         for kind in here.chain(flying) {
             counts[kind as usize] += 1;

@@ -35,7 +35,7 @@ pub fn explore<P: Protocol, R: Rules>(
     let mut search = Search::<P, R>::new(script);
     let first = World::new(cluster, script, budget);
     let row = search.row(&first, None);
-    search.add(row, 0);
+    search.add(&row, 0);
     let mut at = 0;
     while at < search.count() {
         if let Err((violation, what)) = search.expand(at) {
@@ -143,18 +143,17 @@ impl<'a, P: Protocol, R: Rules> Search<'a, P, R> {
     }
 
     /// The number of a row, and whether it is new.
-    fn add(&mut self, row: Vec<u32>, from: u32) -> (u32, bool) {
-        let hash = FxBuildHasher.hash_one(&row);
+    fn add(&mut self, row: &[u32], from: u32) -> (u32, bool) {
+        let hash = FxBuildHasher.hash_one(row);
         let (cells, width) = (&self.cells, self.width);
         let at = |i: u32| &cells[i as usize * width..][..width];
         if let Some(&i) = self.index.find(hash, |&i| at(i) == row) {
             return (i, false);
         }
         let new = self.count();
-        self.cells.extend_from_slice(&row);
+        self.cells.extend_from_slice(row);
         self.origin.push(from);
         let cells = &self.cells;
-        // As it is hashed above: as a vector.
         let rehash = |&i: &u32| FxBuildHasher.hash_one(&cells[i as usize * width..][..width]);
         self.index.insert_unique(hash, new, rehash);
         (new, true)
@@ -187,7 +186,7 @@ impl<'a, P: Protocol, R: Rules> Search<'a, P, R> {
             let result = next.act(&action, self.script);
             result.map_err(|violation| (violation, format!("{action:?}")))?;
             let numbers = self.row(&next, Some((&world, &row)));
-            let (to, _) = self.add(numbers, at);
+            let (to, _) = self.add(&numbers, at);
             if to != at {
                 self.edges.push((at, to));
             }

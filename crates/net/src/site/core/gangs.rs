@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// A member is here, is still here, or is done.
-    pub(super) fn join(&mut self, call: JoinCall) -> Result<Answer, api::Error> {
+    pub(super) fn join(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
         let now = Moment::now();
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
             return Err(api::Error::new(Code::Malformed, "`ttl` is from 100ms to 15 days"));
@@ -249,7 +249,9 @@ impl Core {
             (Some(State::Queued), _) => {}
             (Some(_), _) | (None, Some(_)) => {
                 // It ended otherwise: those who ask are told, until nobody does.
-                rally.lost.get_or_insert(cause.unwrap_or_else(|| "its request is over".into()));
+                rally
+                    .lost
+                    .get_or_insert_with(|| cause.unwrap_or_else(|| "its request is over".into()));
                 rally.here.retain(|member, _| !stale.contains(member));
                 if rally.here.keys().all(|member| rally.done.contains(member)) {
                     self.rallies.remove(name);
