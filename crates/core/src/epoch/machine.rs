@@ -426,9 +426,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         if self.phase == Phase::Outside {
             return self.found(out);
         }
-        let suspects = self.suspects();
-        let unsuspected = |site: &&SiteId| !suspects.contains(**site);
-        let leader = self.record.members.keys().find(unsuspected).copied().unwrap_or(self.me);
+        let leader = self.stays().first().copied().unwrap_or(self.me);
         if self.change.is_none() && leader != self.me {
             self.pass_on(leader, out);
             return;
