@@ -232,7 +232,7 @@ impl Core {
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
             Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
             Call::PutGang(entry) => self.put_gang(entry),
-            Call::Join(call) => self.join(call),
+            Call::Join(call) => self.join(&call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
                 return self.plan_semaphore(&name, semaphore, reply);
