@@ -362,7 +362,7 @@ impl History {
 }
 
 /// How long a change of epoch may take.
-const LEAVING: Duration = Duration::from_secs(60);
+const LEAVING: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct Members {

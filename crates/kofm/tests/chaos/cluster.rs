@@ -71,7 +71,7 @@ impl Cluster {
         cluster
     }
 
-    pub(crate) fn pools(&self) -> BTreeMap<String, u32> {
+    pub(crate) fn pools() -> BTreeMap<String, u32> {
         [("gpu", 4), ("seat", 2), ("slot", 3)].map(|(name, m)| (name.to_owned(), m)).into()
     }
 
@@ -87,13 +87,13 @@ impl Cluster {
         let etcd =
             if etcd.is_empty() { String::new() } else { format!("etcd = [{}]\n", etcd.join(", ")) };
         format!(
-            "cluster = \"chaos\"\nsite = \"s{number}\"\nhttp = \"{}:{PORT}\"\nstate_dir = {:?}\n\
+            "cluster = \"chaos\"\nsite = \"s{number}\"\nhttp = \"{}:{PORT}\"\nstate_dir = \"{}\"\n\
              site_lease = \"{}ms\"\ndurability = \"{}\"\n{etcd}[members]\n{}[pools]\n\
              gpu = {{ units = 4, protocol = \"permission\" }}\n\
              seat = {{ units = 2, protocol = \"quorum\" }}\n\
              slot = {{ units = 3, protocol = \"roaming\" }}\n",
             Lab::address(number),
-            self.dir.join(format!("s{number}")),
+            self.dir.join(format!("s{number}")).display(),
             setup.lease,
             setup.durability,
             members.join(""),
@@ -116,7 +116,8 @@ impl Cluster {
             let program = other.as_deref().unwrap_or(env!("CARGO_BIN_EXE_kofm"));
             let mut command = self.lab.command(number, program);
             command.args(["serve", "--config"]).arg(self.dir.join(format!("s{number}.toml")));
-            command.env("KOFM_LOG", std::env::var("KOFM_CHAOS_LOG").unwrap_or("warn".into()));
+            command
+                .env("KOFM_LOG", std::env::var("KOFM_CHAOS_LOG").unwrap_or_else(|_| "warn".into()));
             if let Some(rate) = &site.rate {
                 command.env("LD_PRELOAD", FAKETIME).env("FAKETIME", format!("+0 x{rate}"));
             }

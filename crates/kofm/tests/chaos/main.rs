@@ -25,14 +25,14 @@ use crate::lots::Lots;
 use crate::report::Report;
 
 /// Long enough for any machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// What a run is told.
 pub(crate) struct Setup {
     pub sites: usize,
     pub faults: u64,
     pub seed: u64,
-    /// T_s, in milliseconds.
+    /// The site lease, in milliseconds.
     pub lease: u64,
     /// Members of etcd; none where the sites vote themselves.
     pub etcd: usize,
@@ -90,7 +90,7 @@ fn run(setup: &Setup) -> Option<Report> {
                 site,
                 number,
                 address: format!("{}:{PORT}", Lab::address(site)).parse().expect("an address"),
-                pools: cluster.pools(),
+                pools: Cluster::pools(),
                 seen: Arc::clone(&seen),
             };
             let lots = Lots::new(setup.seed ^ (client.site * 1000 + number + 1) as u64);
@@ -232,7 +232,9 @@ fn as_told() {
         etcd: small(number("ETCD", 0)),
         only: text("ONLY").split(',').filter(|it| !it.is_empty()).map(Into::into).collect(),
         clients: small(number("CLIENTS", 3)),
-        durability: Some(text("DURABILITY")).filter(|it| !it.is_empty()).unwrap_or("none".into()),
+        durability: Some(text("DURABILITY"))
+            .filter(|it| !it.is_empty())
+            .unwrap_or_else(|| "none".into()),
         at_once: small(number("AT_ONCE", 2)),
     });
 }

@@ -91,7 +91,7 @@ impl Report {
             }
         }
         self.regrants.sort_unstable();
-        let history = History { pools: cluster.pools(), holds };
+        let history = History { pools: Cluster::pools(), holds };
         self.most = history.most_in_use();
         self.violations = history.violations();
         self.seconds = self.started.elapsed().as_secs();

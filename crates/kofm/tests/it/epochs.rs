@@ -24,7 +24,7 @@ fn one_of_three_sites_is_killed_and_grants_go_on() {
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let args = ["run", "gpu", "slot", "--", "true"];
-                    let output = crate::harness::command(&http, &args).output().unwrap();
+                    let output = command(&http, &args).output().unwrap();
                     assert!(output.status.success(), "{output:?}");
                     done.fetch_add(1, Ordering::Relaxed);
                 }
@@ -187,12 +187,13 @@ fn with_etcd_sites_come_and_go() {
     let mut processes = Processes(vec![etcd]);
     let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
     let start = |site: usize, members: &[usize]| {
-        let members: String =
-            members.iter().map(|to| format!("s{to} = \"127.0.0.1:{}\"\n", ports[*to])).collect();
+        let members: Vec<String> =
+            members.iter().map(|to| format!("s{to} = \"127.0.0.1:{}\"", ports[*to])).collect();
         let text = format!(
             "cluster = \"test\"\nsite = \"s{site}\"\nhttp = \"127.0.0.1:0\"\n\
-             state_dir = {:?}\netcd = [\"{client}\"]\n[members]\n{members}[pools]\ngpu = 2\n",
+             state_dir = {:?}\netcd = [\"{client}\"]\n[members]\n{}\n[pools]\ngpu = 2\n",
             dir.join(format!("state-{site}")),
+            members.join("\n"),
         );
         let path = dir.join(format!("s{site}.toml"));
         std::fs::write(&path, text).unwrap();
