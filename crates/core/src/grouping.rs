@@ -163,7 +163,9 @@ impl Grouping {
         }
         let mut users = vec![Vec::new(); Self::MOST];
         for (site, list) in (0..).map(SiteId).zip(&needs) {
-            list.iter().for_each(|&resource| users[resource as usize].push(site));
+            for &resource in list {
+                users[resource as usize].push(site);
+            }
         }
         let pairs: usize = users.iter().map(|users| users.len() * users.len().max(1)).sum();
         if pairs > Self::RIVALS {

@@ -57,7 +57,7 @@ mod types;
 pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
     Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
-    Profile, Protocol, Rejection, Service, step,
+    Profile, Protocol, Rejection, SURVIVES, Service, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

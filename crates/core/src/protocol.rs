@@ -519,7 +519,8 @@ pub struct Profile {
     pub arbitrated: bool,
     /// Messages per claim on a fully connected cluster, one claim per site at a time.
     pub price: fn(sites: u64) -> Price,
-    /// Faults that it survives by itself, by the simulator's names.
+    /// Faults that it survives, by the simulator's names: those that only delay by itself, the
+    /// others as a member of [epochs](crate::epoch).
     pub survives: &'static [&'static str],
 }
 
@@ -537,6 +538,9 @@ pub enum Service {
     /// `gang`.
     Gang,
 }
+
+/// What a protocol survives that can [resume](Protocol::resume) in a new epoch.
+pub const SURVIVES: &[&str] = &["pause", "partition", "crash", "restart", "one-way", "clock-rate"];
 
 /// The fewest and the most messages that a claim can cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -326,8 +326,8 @@ impl Cluster {
         Self { groups: Some(groups), ..Self::new(sites, units) }
     }
 
-    /// Who works with whom: as given, or else the usual for so many sites and units. Whoever makes a
-    /// cluster for a protocol that serves groups asks this first.
+    /// Who works with whom: as given, or else the usual for so many sites and units. Whoever makes
+    /// a cluster for a protocol that serves groups asks this first.
     pub fn grouping(&self) -> Result<Grouping, GroupingError> {
         let units = self.pools.first().map_or(1, |units| units.0);
         match &self.groups {

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Cluster, Demand, PoolId, Protocol, Service, Units, Visitor};
+use kofm_core::protocols::gang::Shares;
+use kofm_core::{Cluster, Demand, PoolId, Protocol, Service, SiteId, Units, Visitor};
 use kofm_sim::exhaustive::{Exploration, explore};
 use kofm_sim::fairness::{Fairness, fairness};
 use kofm_sim::groups::names_groups;
@@ -27,6 +28,7 @@ Examples:
   kofm check --protocol permission --sites 2 --units 2,1 --json
   kofm check --protocol quorum-as-printed --sites 3 --units 2
   kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
+  kofm check --protocol tree-as-printed --sites 2 --units 1 --rounds 1
   kofm check --protocol sem-token --sites 3 --units 1 --adds 0,1,1
   kofm check --protocol sem-permission-as-printed --sites 2 --units 1
   kofm check --protocol sem-quorum-as-printed --sites 3 --units 1
@@ -88,6 +90,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
             "--endless is for groups: the order of {name} never ends"
         )));
     }
+    if kind.profile().serves == Service::Gang && (args.partial || args.slots > 1) {
+        return Err(Exit::usage(
+            "gang: a share is given back whole, and each gang runs once at a time",
+        ));
+    }
     if is_semaphore(kind) && args.partial {
         return Err(Exit::usage("--partial: nothing is given back to a semaphore"));
     }
@@ -108,11 +115,42 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         partial: args.partial,
         ..Script::new(cluster.sites, args.rounds, demands)
     };
+    let script = match Shares::new(&cluster).filter(|_| kind.profile().serves == Service::Gang) {
+        Some(shares) => Script {
+            own: gangs(&cluster, shares, &script.demands, args.rounds),
+            rounds: vec![0; usize::from(cluster.sites)],
+            ..script
+        },
+        None => script,
+    };
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
     let mut progress = Progress::new(args.json);
     let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
     let run = Run { args, title, cluster: &cluster, script, file, progress: &mut progress };
     visit_on(kind, &cluster.topology, run)
+}
+
+/// For each demand and site, a gang that it leads with the next one: the leader takes the units,
+/// and of more than one the other takes one.
+fn gangs(
+    cluster: &Cluster,
+    shares: Shares,
+    demands: &[Demand],
+    rounds: u32,
+) -> Vec<Vec<(Demand, u32)>> {
+    let gang = |leader: SiteId, demand: &Demand| {
+        let other = SiteId((leader.0 + 1) % cluster.sites);
+        let seats = [leader, other].map(|site| (shares.seat(site), Units(1)));
+        let parts = demand.parts().flat_map(|(pool, units)| {
+            let rest = Units(u32::from(units.0 > 1));
+            [(shares.share(leader, pool), units - rest), (shares.share(other, pool), rest)]
+        });
+        // A site alone is its own next one, and has one seat.
+        let seats = &seats[..if leader == other { 1 } else { 2 }];
+        parts.chain(seats.iter().copied()).collect::<Demand>()
+    };
+    let led = |site| demands.iter().map(|demand| (gang(site, demand), rounds)).collect();
+    cluster.all().map(led).collect()
 }
 
 /// Who adds how often to a semaphore.

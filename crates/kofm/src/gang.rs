@@ -39,9 +39,9 @@ pub(crate) enum Gang {
 
 const RUNS: &str = "\
 The members' units and the members themselves are one demand: all of it is granted, or nothing. A
-member takes part in one gang at a time. The command runs once for each member, with KOFM_MEMBER (the
-site), KOFM_GANG, and of its own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything is
-given back when the last one has ended. When one fails, or a member is lost, all are stopped.
+member takes part in one gang at a time. The command runs once for each member, with KOFM_MEMBER
+(the site), KOFM_GANG, and of its own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything
+is given back when the last one has ended. When one fails, or a member is lost, all are stopped.
 
 Sites never run commands. On a cluster in one process (`kofm up`), or with --here, all members run
 on this machine. Otherwise run this on each member's machine, against its own site, with --as:
@@ -49,8 +49,8 @@ on this machine. Otherwise run this on each member's machine, against its own si
   s0$ kofm gang run train --as s0 -- torchrun …
   s1$ kofm gang run train --as s1 -- torchrun …
 
-Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the lease
-was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
+Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
+lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
@@ -233,7 +233,7 @@ impl Run {
                 USAGE,
                 format!(
                     "the sites of gang {name} are not one process: run `kofm gang run {name} --as \
-                     SITE -- …` on the machine of each member, or all of them on this one with --here"
+                     SITE -- …` on the machine of each member, or all of them here with --here"
                 ),
             ));
         }
@@ -316,7 +316,9 @@ impl Run {
                     }
                 }
             }
-            crew.stop_if_one_failed().await?;
+            if lost.is_none() {
+                crew.stop_if_one_failed().await?;
+            }
         }
         match lost {
             Some(message) => Err(Exit::new(LOST, message)),

@@ -1,6 +1,7 @@
 //! What `sim` and `check` have in common on the command line.
 
 use clap::Args;
+use kofm_core::protocols::gang::Shares;
 use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
@@ -64,8 +65,8 @@ impl Lab {
         if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
             let name = kind.name();
             return Err(Exit::usage(format!(
-                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum and \
-                 sem-quorum"
+                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum \
+                 and sem-quorum"
             )));
         }
         Ok(kind)
@@ -93,6 +94,9 @@ impl Lab {
         if kind.profile().serves == Service::Group {
             let wrong = |error| Exit::usage(format!("--sites {sites}: {error}"));
             cluster.groups = Some(cluster.grouping().map_err(wrong)?);
+        }
+        if kind.profile().serves == Service::Gang && Shares::new(&cluster).is_none() {
+            return Err(Exit::usage("gang: sites times pools are at most 65,000"));
         }
         Ok(cluster)
     }

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, Protocol, SiteId, Visitor};
+use kofm_core::{Kind, Protocol, Service, SiteId, Visitor};
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
 use kofm_sim::seeded::{self, Blind, Observer, Setup};
-use kofm_sim::span::Span;
+use kofm_sim::span::{DELAY, Span};
 use kofm_sim::trace::{Header, Step, Writer};
 use kofm_sim::visit_on;
 
@@ -129,6 +129,9 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
         }
+    }
+    if profile.serves == Service::Gang && args.partial {
+        return Err(Exit::usage("--partial: a share of a gang is given back whole"));
     }
     if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
         return Err(lab::plain_service(kind));
@@ -276,6 +279,16 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
     let _ = writeln!(text, "  most units in use   {}", report.max_in_use);
     let _ = writeln!(text, "  left waiting        {}", report.unserved);
     let _ = writeln!(text, "  violations          {}", report.violation_count);
+    if let Some(healed) = &report.stabilised {
+        let time = healed.time as f64 / DELAY as f64;
+        let _ = writeln!(text, "    while healing     {}", report.violations_before);
+        let _ = writeln!(
+            text,
+            "  all right after     {time:.1} link delays, {} steps, {} circulations",
+            grouped(healed.steps),
+            grouped(healed.circulations)
+        );
+    }
     for violation in &report.violations {
         let _ = writeln!(text, "    {violation}");
     }

@@ -1,8 +1,8 @@
 //! What a P costs with a token, for 3 to 1,000 sites: `cargo run --release -p kofm-sim --example
 //! semaphore_token`.
 //!
-//! A P needs the hops of its request and one for the token; a request finds the last in the queue in
-//! about log n hops on average. The other two protocols stand beside it.
+//! A P needs the hops of its request and one for the token; a request finds the last in the queue
+//! in about log n hops on average. The other two protocols stand beside it.
 
 use kofm_core::protocols::sem_permission::SemPermission;
 use kofm_core::protocols::sem_quorum::SemQuorum;
@@ -27,15 +27,11 @@ fn main() {
         let others = 2 * (sites - 1);
         let quorum = cost::<SemQuorum>(sites, rare, 1).0;
         assert_eq!(cost::<SemPermission>(3, rare, 1), (4.0, 4), "2(n-1), always");
-        println!(
-            "  {sites:>6}  {:>7.2}  {:>5}  {:>12.2}  {:>7.2}  {:>5}  {:>12.2}  {others:>10}  {quorum:>6.1}",
-            calm.0,
-            calm.1,
-            calm.0 / log,
-            busy.0,
-            busy.1,
-            busy.0 / log
-        );
+        print!("  {sites:>6}");
+        for (mean, most) in [calm, busy] {
+            print!("  {mean:>7.2}  {most:>5}  {:>12.2}", mean / log);
+        }
+        println!("  {others:>10}  {quorum:>6.1}");
     }
 }
 

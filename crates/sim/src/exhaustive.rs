@@ -654,8 +654,8 @@ impl<'a, P: Protocol> Search<'a, P> {
         Ok(())
     }
 
-    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right count;
-    /// and whoever has its turn takes what is there.
+    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right
+    /// count; and whoever has its turn takes what is there.
     fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
         let mut turns = false;

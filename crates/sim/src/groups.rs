@@ -229,9 +229,9 @@ pub fn names_groups<P: Protocol>(cluster: &Cluster) -> bool {
 #[derive(Clone, Debug)]
 pub(crate) struct Cast {
     grouping: Grouping,
-    /// Claims that each site has still to make, where they do not name a group. Adjacent groups work
-    /// in turn, so each process comes as often as all its groups together; otherwise somebody is
-    /// left waiting for a group that has nobody left to work.
+    /// Claims that each site has still to make, where they do not name a group. Adjacent groups
+    /// work in turn, so each process comes as often as all its groups together; otherwise somebody
+    /// is left waiting for a group that has nobody left to work.
     left: Vec<u64>,
     /// Where claims name a group, its clients: one for each member.
     clients: Vec<(SiteId, GroupId)>,

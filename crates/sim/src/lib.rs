@@ -18,6 +18,7 @@ pub mod rng;
 pub mod script;
 pub mod seeded;
 pub mod span;
+pub mod storm;
 pub mod trace;
 pub mod upkeep;
 pub mod world;

@@ -14,7 +14,7 @@ use kofm_core::epoch::{
     self, Frame, Member, MemberEffect, MemberInput, Message, Phase, Record, Report, Rules, Slip,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, Demand, Effect, Input, Protocol, SiteId, Stamp, Unit, Units};
+use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units};
 
 pub use search::{Finding, explore};
 
@@ -57,6 +57,8 @@ pub struct Seat<P: Protocol, R: Rules> {
     pub timers: BTreeSet<P::Timer>,
     /// Claims that its clients have still to make.
     pub rounds: u32,
+    /// The time of the last claim, in whatever life.
+    pub last: u64,
     /// Claims that are live.
     pub clients: BTreeMap<Stamp, Client>,
 }
@@ -137,6 +139,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
             lapsed: false,
             timers: BTreeSet::new(),
             rounds: script.rounds[me.index()],
+            last: 0,
             clients: BTreeMap::new(),
         };
         let sites = usize::from(cluster.sites);
@@ -315,9 +318,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let claim = stamp.expect("a site that may grant has a protocol");
                 seat.rounds -= 1;
                 let client = Client { demand: demand.clone(), held: None };
-                if seat.clients.insert(claim, client).is_some() {
-                    return Err(Violation::new("stamps", format!("{claim} was taken twice")));
+                seat.clients.insert(claim, client);
+                if claim.time <= seat.last {
+                    let detail = format!("{claim} after one of {}", seat.last);
+                    return Err(Violation::new("stamps", detail));
                 }
+                seat.last = claim.time;
                 self.step(site, MemberInput::Local(Input::Claim { claim, demand }))
             }
             Action::Release(site, claim) => {
@@ -466,7 +472,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     }
                     sends.push((to, frame));
                 }
-                MemberEffect::Local(effect) => local(seat, &effect)?,
+                MemberEffect::Local(effect) => local(seat, &effect, &self.common.store.plan)?,
                 MemberEffect::Propose(record) => {
                     let common = Arc::make_mut(&mut self.common);
                     let late = record.epoch != common.store.epoch + 1;
@@ -580,8 +586,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
 fn local<P: Protocol, R: Rules>(
     seat: &mut Seat<P, R>,
     effect: &Effect<P::Message, P::Timer>,
+    plan: &Cluster,
 ) -> Result<(), Violation> {
     match effect {
+        Effect::Grant { claim, .. } if seat.lapsed => {
+            return Err(Violation::new("lease", format!("{claim} was granted without one")));
+        }
         Effect::Grant { claim, units, .. } => {
             let client = seat.clients.get_mut(claim).filter(|client| client.held.is_none());
             let Some(client) = client else {
@@ -590,7 +600,16 @@ fn local<P: Protocol, R: Rules>(
             };
             client.held = Some(units.clone());
         }
-        Effect::Reject { claim, .. } | Effect::Revoke { claim } => drop(seat.clients.remove(claim)),
+        Effect::Revoke { claim } => drop(seat.clients.remove(claim)),
+        Effect::Reject { claim, .. } => {
+            let client = seat.clients.remove(claim);
+            let fits = |(pool, units): (PoolId, Units)| {
+                plan.pools.get(pool.index()).is_some_and(|all| units <= *all)
+            };
+            if client.is_some_and(|client| client.demand.parts().all(fits)) {
+                return Err(Violation::new("claims", format!("{claim} was lost")));
+            }
+        }
         Effect::Arm { timer, .. } => drop(seat.timers.insert(*timer)),
         Effect::Disarm { timer } => drop(seat.timers.remove(timer)),
         Effect::Send { .. } => {}

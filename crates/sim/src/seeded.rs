@@ -94,8 +94,12 @@ impl<P: Protocol> Observer<P> for Blind {
     fn progress(&mut self, _grants: u64) {}
 }
 
-/// Runs to the end: all claims made, granted and released, all messages delivered.
+/// Runs to the end: all claims made, granted and released, all messages delivered. Where sites may
+/// die, they are members of epochs, and only the result is seen: see [`storm`](crate::storm).
 pub fn run<P: Protocol, O: Observer<P>>(setup: &Setup, observer: &mut O) -> Report {
+    if setup.faults.iter().any(|fault| fault.needs_epochs()) {
+        return crate::storm::run::<P, kofm_core::epoch::Sound>(setup);
+    }
     let mut sim = Sim::<P>::new(setup);
     sim.start();
     let budget = sim.event_budget();
@@ -804,7 +808,7 @@ fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
 }
 
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.
-fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
+pub(crate) fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
     let pools = &setup.cluster.pools;
     let amount = |units: Units, rng: &mut Rng| {
         let (low, high) = (setup.k.0.min(units.0), setup.k.1.min(units.0));

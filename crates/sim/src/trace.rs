@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
+use kofm_core::protocols::gang::Shares;
 use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::RequestSets;
 use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service, SiteId, step};
@@ -157,6 +158,9 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     RequestSets::check(&terms).map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
     if serves == Some(Service::Group) {
         header.cluster.grouping().map_err(|error| format!("line 1: {error}"))?;
+    }
+    if serves == Some(Service::Gang) && Shares::new(&header.cluster).is_none() {
+        return Err("line 1: too many sites and pools for gangs".into());
     }
     Ok(header)
 }

@@ -34,8 +34,8 @@ pub struct Script {
     /// What each site may ask for, and how often, where sites differ; each demand is live once at
     /// a time. Empty where all may ask for the same.
     pub own: Vec<Vec<(Demand, u32)>>,
-    /// Whether a stamp is only a name, and one that is free is used again: for protocols whose order
-    /// does not come from stamps.
+    /// Whether a stamp is only a name, and one that is free is used again: for protocols whose
+    /// order does not come from stamps.
     pub timeless: bool,
     /// Whether claims of the site's own are made for ever.
     pub endless: bool,

@@ -2,20 +2,21 @@
 //!
 //! # Idea
 //!
-//! A gang is one demand. Its leader asks, on the protocol that the pools use anyway, for all that the
-//! members need and for one *seat* of each member, a pool of one unit that stands for the member
-//! itself. So a gang and an ordinary demand for the same pool wait for each other in one fair order,
-//! a member takes part in one gang at a time, gangs come and go without anybody being told, and an
-//! idle gang costs nothing. What is added is a barrier: once everything is granted the leader calls
-//! the members, and when all are there it lets all start; each says when it is done, and only then is
-//! anything given back.
+//! A gang is one demand. Its leader asks, on the protocol that the pools use anyway, for all that
+//! the members need and for one *seat* of each member, a pool of one unit that stands for the
+//! member itself. So a gang and an ordinary demand for the same pool wait for each other in one
+//! fair order, a member takes part in one gang at a time, gangs come and go without anybody being
+//! told, and an idle gang costs nothing. What is added is a barrier: once everything is granted the
+//! leader calls the members, and when all are there it lets all start; each says when it is done,
+//! and only then is anything given back.
 //!
 //! Calling is needed although the seats are granted: a seat says that nobody else has the member,
 //! not that the member is there.
 //!
 //! The demand of a claim names the *shares*: for each member and pool a number of units; see
-//! [`Shares`]. A grant is given at the leader and, for the same claim, at each member, each with its
-//! own share; each gives back its own. A demand that names pools and no shares is an ordinary one.
+//! [`Shares`]. A grant is given at the leader and, for the same claim, at each member, each with
+//! its own share; each gives back its own. A demand that names pools and no shares is an ordinary
+//! one.
 //!
 //! # Source
 //!
@@ -46,8 +47,8 @@
 //! Everything that a gang uses is held by one claim of the inner protocol from before the first
 //! member is called until after the last one is done. So what is promised of that protocol is
 //! promised of gangs: no more than there is, in order, and since a claim has one stamp for all its
-//! pools, no circle of gangs that wait for each other. Two gangs with a common member want its seat.
-//! A gang is called off only before the start, and then nobody has started.
+//! pools, no circle of gangs that wait for each other. Two gangs with a common member want its
+//! seat. A gang is called off only before the start, and then nobody has started.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

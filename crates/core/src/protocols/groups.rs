@@ -2,12 +2,12 @@
 //!
 //! # Idea
 //!
-//! Each site is a process with needs; see [`Grouping`](crate::Grouping). A claim says that the process is ready to
-//! work, for whichever of its groups comes first. Between two groups that cannot work at the same
-//! time an arc says which goes first, and a group that has worked goes last. A process gives the
-//! fork that it shares with a competitor to whoever leads, promises itself to the one group that
-//! leads everybody once it has all its forks, and works when every other member has promised too.
-//! It lets go when every member has finished.
+//! Each site is a process with needs; see [`Grouping`](crate::Grouping). A claim says that the
+//! process is ready to work, for whichever of its groups comes first. Between two groups that
+//! cannot work at the same time an arc says which goes first, and a group that has worked goes
+//! last. A process gives the fork that it shares with a competitor to whoever leads, promises
+//! itself to the one group that leads everybody once it has all its forks, and works when every
+//! other member has promised too. It lets go when every member has finished.
 //!
 //! Adjacent groups therefore work strictly in turn, and a group that is not ready holds up its
 //! neighbours: a rota, not a queue. Where groups work as they please, use
@@ -33,10 +33,11 @@
 //!
 //! # Cost
 //!
-//! For one work of a group of n members with m pairs of a member and a competitor: m turns,
-//! n(n−1) informs and n(n−1) dones at least; requests and forks at most twice the number of the
-//! competitor's groups for each pair, once every group has worked: [`Grouping::price`](crate::Grouping::price). The paper's
-//! 3m + n(n−1) counts each competitor as if it were in one group, and no end.
+//! For one work of a group of n members with m pairs of a member and a competitor: m turns, n(n−1)
+//! informs and n(n−1) dones at least; requests and forks at most twice the number of the
+//! competitor's groups for each pair, once every group has worked:
+//! [`Grouping::price`](crate::Grouping::price). The paper's 3m + n(n−1) counts each competitor as
+//! if it were in one group, and no end.
 //!
 //! # Assumes
 //!
@@ -179,9 +180,9 @@ impl<R: Rules> Groups<R> {
             return;
         }
         let mut own = 0..self.arcs.groups().len();
-        let leads = |own: &usize| match R::LEADS_OWN {
-            true => self.arcs.leads_all(*own),
-            false => self.arcs.leads_rivals(*own),
+        let leads = |own: &usize| {
+            let own = *own;
+            if R::LEADS_OWN { self.arcs.leads_all(own) } else { self.arcs.leads_rivals(own) }
         };
         let Some(group) = own.rfind(leads) else { return };
         self.hungry = None;

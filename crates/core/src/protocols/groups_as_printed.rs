@@ -56,7 +56,7 @@ use crate::protocol::{
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
-/// What "all p_h in g_k" has to do with p_i itself.
+/// Whether the members who have to inform include the process itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Own {
     /// It means the others.

@@ -3,19 +3,20 @@
 //! # Idea
 //!
 //! A claim names the group that a process is ready to work for, and a process may have one for each
-//! of its groups. The arcs are those of [`groups`](super::groups), but only groups that want to work
-//! are compared: an idle group holds up nobody. Of its hungry groups a process serves the one that
-//! leads the others, its *top*. It asks for its forks in the name of that group, gives a fork to
-//! whoever asks for a group that leads its top, and once it has all of them tells the first member
-//! of the group, who leads it, that it is *ready*. When a group that leads turns up, it takes that
-//! word back, and gives up nothing before the leader has confirmed; the leader starts the work when
-//! all are ready. So one process decides whether a work begins or a word is taken back.
+//! of its groups. The arcs are those of [`groups`](super::groups), but only groups that want to
+//! work are compared: an idle group holds up nobody. Of its hungry groups a process serves the one
+//! that leads the others, its *top*. It asks for its forks in the name of that group, gives a fork
+//! to whoever asks for a group that leads its top, and once it has all of them tells the first
+//! member of the group, who leads it, that it is *ready*. When a group that leads turns up, it
+//! takes that word back, and gives up nothing before the leader has confirmed; the leader starts
+//! the work when all are ready. So one process decides whether a work begins or a word is taken
+//! back.
 //!
 //! # Source
 //!
-//! Cheng et al. 1999, §5, which describes it in words. What is described fails in every reading, see
-//! [`groups_hungry_as_printed`](super::groups_hungry_as_printed); what stays of it is the aim, the
-//! arcs and the forks.
+//! Cheng et al. 1999, §5, which describes it in words. What is described fails in every reading,
+//! see [`groups_hungry_as_printed`](super::groups_hungry_as_printed); what stays of it is the aim,
+//! the arcs and the forks.
 //!
 //! # Messages
 //!
@@ -34,8 +35,8 @@
 //! # Cost
 //!
 //! 4(n−1) for a group of n members that still has its forks and worked last, and a turn more for
-//! each pair of a member and a competitor where it did not. There is no upper bound for a single work: each group that leads and wants to work may
-//! take the forks once.
+//! each pair of a member and a competitor where it did not. There is no upper bound for a single
+//! work: each group that leads and wants to work may take the forks once.
 //!
 //! # Assumes
 //!

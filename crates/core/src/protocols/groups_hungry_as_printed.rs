@@ -95,7 +95,8 @@ impl GroupsHungryAsPrinted {
         }
     }
 
-    /// Informs the group that goes first, or cancels for it; and works where everybody has informed.
+    /// Informs the group that goes first, or cancels for it; and works where everybody has
+    /// informed.
     fn go_on(&mut self, out: &mut EffectsOf<Self>) {
         let Some(top) = self.top().filter(|_| self.access.is_none()) else { return };
         if self.y.iter().any(|&y| !y) {
@@ -229,7 +230,7 @@ impl Protocol for GroupsHungryAsPrinted {
         out: &mut EffectsOf<Self>,
     ) -> Result<(), PeerFault> {
         let unknown = PeerFault::UnknownSite(from);
-        let rival = self.x.rival(from).ok_or(unknown.clone());
+        let rival = self.x.rival(from).ok_or_else(|| unknown.clone());
         let common = |group: GroupId| {
             let k = self.x.own(group).filter(|&k| self.x.others(k).any(|h| h == from));
             k.ok_or(unknown)

@@ -61,7 +61,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::topology::Routes;
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -136,7 +136,7 @@ impl Protocol for Permission {
         gathers: true,
         arbitrated: false,
         price: |sites| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

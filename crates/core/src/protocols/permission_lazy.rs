@@ -70,7 +70,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// The protocol at one site.
@@ -162,7 +162,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         gathers: false,
         arbitrated: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

@@ -83,7 +83,7 @@ use self::ballot::Ballot;
 use self::rules::{Rules, Slip, Sound};
 use crate::epoch::Survey;
 use crate::parts::SiteSet;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::quorums::{RequestSet, RequestSets, Terms};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -172,7 +172,7 @@ impl<R: Rules> Protocol for Quorum<R> {
         gathers: false,
         arbitrated: true,
         price,
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

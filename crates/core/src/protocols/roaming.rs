@@ -92,7 +92,7 @@ use self::pool::Pool;
 pub use self::pool::{Ask, Trail};
 pub use self::rules::{Rules, Sound};
 use crate::epoch::Survey;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Service};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// The protocol at one site.
@@ -153,7 +153,7 @@ impl<R: Rules> Protocol for Roaming<R> {
         gathers: false,
         arbitrated: false,
         price: |_| Price { min: 0, max: None },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

@@ -17,7 +17,7 @@
 //!
 //! | message | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | `Turn` | claimant and arbiter | each other | one of [`quorum`](super::quorum), with the count |
+//! | `Turn` | claimant and arbiter | each other | one of [`quorum`](super::quorum), and a count |
 //! | `Incr` | whoever adds | everybody | there are so many more |
 //!
 //! A grant and a release carry the count; a request, an inquiry and a grant that is given back
@@ -58,7 +58,7 @@
 //! twice. Clocks travel with every message. Several claims per site, and withdrawal. A reset is
 //! counted, and every count says how many resets it has seen: as printed, counts from before and
 //! after a reset are mixed and units are lost. With that, resets need no messages of their own. The
-//! single variable of §3.5.1 would be wrong here: additions and versions cannot be told apart in it.
+//! single variable of §3.5.1 would be wrong here: in it, additions and versions look the same.
 
 use alloc::collections::BTreeMap;
 use alloc::vec;

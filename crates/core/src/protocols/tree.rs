@@ -232,7 +232,8 @@ impl<R: Rules> Protocol for Tree<R> {
             lease: 0,
             licensed: true,
             newborn: 0,
-            rank: me.0,
+            // Nothing rests before a circulation has said where.
+            rank: u16::MAX,
             root: Root::new(units + 2),
             rules: PhantomData,
         };

@@ -166,6 +166,7 @@ pub(crate) fn serve(config: &PathBuf) -> (Child, String) {
         .args(["serve", "--config"])
         .arg(config)
         .env("KOFM_LOG", "error")
+        .env("KOFM_TEST_FAULTS", "1")
         .stdout(Stdio::piped())
         .stdin(Stdio::null())
         .spawn()

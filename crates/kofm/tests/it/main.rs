@@ -3,9 +3,11 @@
 
 mod abuse;
 mod epochs;
+mod gangs;
 mod guard;
 mod harness;
 mod lab;
 mod links;
 mod scenarios;
 mod semaphores;
+mod tree;

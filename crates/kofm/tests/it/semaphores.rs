@@ -51,6 +51,24 @@ fn p_and_v_across_sites_with_their_exit_codes() {
 }
 
 #[test]
+fn semaphores_are_made_and_set_anew_while_the_cluster_runs() {
+    let cluster = Cluster::start(3, SEMAPHORES);
+    let set = ["sem", "set", "fresh", "--value", "2", "--protocol", "sem-quorum"];
+    // While an epoch changes, as at the start, it says to try again.
+    until("it is made", || cluster.run(1, &set).status.success());
+    let made = semaphore(&cluster, 0, "fresh");
+    assert_eq!((&made["value"], &made["protocol"]), (&2.into(), &"sem-quorum".into()));
+    assert!(cluster.run(2, &["sem", "p", "fresh:2", "--wait", "60s"]).status.success());
+    assert!(cluster.run(0, &["sem", "v", "fresh:5"]).status.success());
+    until("five were added", || semaphore(&cluster, 1, "fresh")["value"] == 5);
+    let anew = ["sem", "set", "fresh", "--value", "1"];
+    until("it is set anew", || cluster.run(0, &anew).status.success());
+    until("it begins anew", || semaphore(&cluster, 2, "fresh")["value"] == 1);
+    until("it is removed", || cluster.run(1, &["sem", "rm", "fresh"]).status.success());
+    assert_eq!(cluster.run(2, &["sem", "v", "fresh"]).status.code(), Some(65));
+}
+
+#[test]
 fn a_client_that_is_killed_while_it_waits_leaves_nothing_behind() {
     let cluster = Cluster::start(3, SEMAPHORES);
     for (site, name) in [(1, "slots"), (2, "items"), (0, "votes")] {

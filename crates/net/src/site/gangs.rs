@@ -91,8 +91,8 @@ impl Site {
         Started { gang: name.to_owned(), members: members.clone(), shares, together, request }
     }
 
-    /// A member says that it is there, that it still is, or that it is done: those of a gang meet at
-    /// the site of the first.
+    /// A member says that it is there, that it still is, or that it is done: those of a gang meet
+    /// at the site of the first.
     pub async fn join_gang(&self, name: &str, spec: JoinGang) -> Result<Joined, api::Error> {
         let (mut entries, _) = self.gang_entries().await?;
         let entry = entries.remove(name).filter(|entry| !entry.members.is_empty());

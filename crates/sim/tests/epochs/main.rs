@@ -5,3 +5,4 @@
 
 mod exhaustive;
 mod mutants;
+mod seeds;

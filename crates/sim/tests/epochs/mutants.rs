@@ -7,6 +7,8 @@ use kofm_core::epoch::{Rules, Slip};
 use kofm_core::protocols::permission::Permission;
 use kofm_core::protocols::roaming::Roaming;
 
+use kofm_sim::mortal::Budget;
+
 use crate::exhaustive::{CRASH, Case, DOUBT, RESTART};
 
 macro_rules! slips {
@@ -43,9 +45,13 @@ slips! {
 }
 
 fn find<R: Rules>() -> Option<String> {
-    for (name, budget) in [("crash", CRASH), ("restart", RESTART), ("doubt", DOUBT)] {
-        for rounds in [[1, 0, 0], [1, 1, 0]] {
-            let case = Case(1, &[1], rounds, budget);
+    let two = Budget { crashes: 2, calm: true, ..CRASH };
+    let duel = Budget { doubts: 2, calm: false, ..DOUBT };
+    let budgets =
+        [("crash", CRASH), ("restart", RESTART), ("doubt", DOUBT), ("two", two), ("duel", duel)];
+    for (name, budget) in budgets {
+        for (units, rounds) in [(1, [1, 0, 0]), (1, [0, 1, 1]), (2, [0, 1, 1])] {
+            let case = Case(units, &[1], rounds, budget);
             let found =
                 search::<Permission, R>(name, case).or_else(|| search::<Roaming, R>(name, case));
             if found.is_some() {
@@ -57,7 +63,7 @@ fn find<R: Rules>() -> Option<String> {
 }
 
 fn search<P: Protocol, R: Rules>(name: &str, case: Case) -> Option<String> {
-    let found = catch_unwind(|| case.explore::<P, R>(300_000));
+    let found = catch_unwind(|| case.explore::<P, R>(100_000));
     let Ok(found) = found else { return Some(format!("{} {name}: panic", P::NAME)) };
     let (violation, way) = found.violation?;
     let (property, detail) = (violation.property, violation.detail);

@@ -56,6 +56,8 @@ pub struct Control {
     pub part: bool,
     /// It has met a site whose tree has changed.
     pub tainted: bool,
+    /// It has met a site that has just started again: units may be in use that nobody knows of.
+    pub newborn: bool,
     /// It renews the right to use units.
     pub renews: bool,
     /// The last circulation found somebody waiting: nothing may rest.
@@ -76,6 +78,7 @@ impl Control {
             sites: 0,
             part: false,
             tainted: false,
+            newborn: false,
             renews: false,
             scarce: false,
             waiting: false,
@@ -101,6 +104,7 @@ impl Control {
             sites: u16::try_from(draw() % 8).unwrap_or(0),
             part,
             tainted,
+            newborn: false,
             renews,
             scarce,
             waiting,
@@ -303,13 +307,16 @@ impl<R: Rules> Tree<R> {
         if !R::PARKS || self.is_scarce() || self.channels[0] == self.me {
             return;
         }
-        let back =
-            if self.is_root() { self.channels[self.channels.len() - 1] } else { self.channels[0] };
+        // Of many channels only two: each brings as many units as are needed.
+        let mut back = alloc::vec![self.channels[self.channels.len() - 1]];
+        if self.channels.len() > 1 {
+            back.push(self.channels[0]);
+        }
         for (pool, units) in demand.parts() {
             let units = units.0.saturating_sub(self.kept(pool));
             if units > 0 {
-                let hops = self.sites.saturating_mul(2);
-                turn.mail.push((back, Item::Want { pool, units, hops }));
+                let want = Item::Want { pool, units, hops: self.sites.saturating_mul(2) };
+                turn.mail.extend(back.iter().map(|&to| (to, want.clone())));
             }
         }
     }
@@ -336,6 +343,9 @@ impl<R: Rules> Tree<R> {
 
     /// Lets go of everything that is not enough yet, but for what the claim with priority has.
     fn push(&mut self, turn: &mut Turn) {
+        if !R::SPARES_PRIORITY && self.priority.is_none() {
+            return;
+        }
         let demand = self.priority.and_then(|(_, claim)| match self.claims.get(&claim) {
             Some(Own::Waiting(demand)) if R::SPARES_PRIORITY => Some(demand.clone()),
             _ => None,
@@ -452,7 +462,8 @@ impl<R: Rules> Tree<R> {
             self.unpark(turn);
         }
         self.count_from(from, &mut control.seen);
-        control.tainted |= self.changed || self.newborn > 0;
+        control.tainted |= self.changed;
+        control.newborn |= self.newborn > 0;
         if self.next == 0 {
             self.changed = false;
         }
@@ -513,9 +524,11 @@ impl<R: Rules> Tree<R> {
         let pace = R::pace(self.sites);
         let visited = u32::from(control.sites) + 1;
         let majority = 2 * visited > u32::from(self.sites) || !R::QUORUM;
-        let changed = core::mem::take(&mut self.changed) || self.newborn > 0;
-        let tainted = (control.tainted || changed) && R::TAINT;
+        let tainted = (control.tainted | core::mem::take(&mut self.changed)) && R::TAINT;
         self.rank = 0;
+        if control.newborn || self.newborn > 0 {
+            self.root.calm = 0;
+        }
         if tainted || (control.part && R::PART) {
             self.root.calm = 0;
             self.root.sure = false;

@@ -20,7 +20,7 @@ pub trait Rules: Clone + Copy + Debug + Eq + Hash + Send + 'static {
     /// Units rest at sites all around while nobody waits.
     const PARKS: bool = true;
 
-    /// The pusher leaves alone what the priority token's claim has gathered.
+    /// The pusher leaves alone what the claim with priority has gathered, and that only.
     const SPARES_PRIORITY: bool = true;
     /// The root counts what it has itself before it decides.
     const COUNTS_OWN: bool = true;

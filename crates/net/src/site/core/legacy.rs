@@ -179,6 +179,7 @@ impl Core {
             };
             self.requests.insert(key, request);
             self.note_held(key);
+            self.look_after(key);
         }
         info!(claims = taken.len(), "went on with leases of the last life");
         // What was confirmed and cannot be gone on with is given back.

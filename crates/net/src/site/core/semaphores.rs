@@ -301,10 +301,12 @@ impl Core {
     pub(super) fn taken(&mut self, engine: usize, claim: Stamp) {
         let key = self.taker_by_claim.get(&(engine, claim)).copied();
         let Some(taker) = key.and_then(|key| self.forget_taker(key)) else {
-            return match self.leaving.remove(&(engine, claim)) {
-                Some(demand) => self.step(engine, Move::Add { demand }),
-                None => error!(%claim, "units were taken that nobody waited for"),
-            };
+            if let Some(demand) = self.leaving.remove(&(engine, claim)) {
+                self.step(engine, Move::Add { demand });
+            } else {
+                error!(%claim, "units were taken that nobody waited for");
+            }
+            return;
         };
         let semaphore = taker.semaphore;
         if taker.reply.is_gone() {
@@ -509,7 +511,9 @@ impl Core {
     /// The claims of this life are void.
     pub(super) fn ask_all_again(&mut self) {
         let keys: Vec<u64> = self.takers.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.ask_again(key));
+        for key in keys {
+            self.ask_again(key);
+        }
     }
 
     fn ask_again(&mut self, key: u64) {
@@ -548,7 +552,7 @@ impl Core {
 
     /// Sites that may have taken more than is known.
     fn unsure(&self, engine: usize) -> Vec<String> {
-        let record = self.change.as_ref().map(|change| change.record());
+        let record = self.change.as_ref().map(super::epochs::Change::record);
         let survey = record.and_then(|record| record.surveys.get(engine));
         let counts = survey.and_then(|survey| survey.counts.as_ref());
         let unsure = counts.into_iter().flat_map(|counts| counts.unsure.iter());
