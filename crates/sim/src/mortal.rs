@@ -259,9 +259,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 return;
             }
             let is_member = |m: &Member<P, R>| m.epochs().phase() != Phase::Outside;
-            let others = self.sites().filter(|&to| to != site);
-            let mut members = others.filter(|&to| self.member(to).is_some_and(is_member));
-            list.extend(members.next().map(|to| Action::Join(site, to)));
+            let others = || self.sites().filter(|&to| to != site && self.member(to).is_some());
+            let mut members = others().filter(|&to| self.member(to).is_some_and(is_member));
+            let to = members.next().or_else(|| others().next());
+            list.extend(to.map(|to| Action::Join(site, to)));
             return;
         }
         if !seat.lapsed && !self.is_in_store(site, seat.incarnation) {
@@ -292,9 +293,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
 
     /// A frame of the protocol waits while the receiver's lease is over.
     fn can_take(&self, to: SiteId, frame: &Frame<P::Message>) -> bool {
-        let Some(member) = self.member(to) else { return true };
-        let paused = member.epochs().phase() == Phase::Running && !member.may_grant();
-        !(paused && matches!(frame, Frame::Protocol { .. }))
+        self.member(to).is_none_or(|member| !member.keeps(frame))
     }
 
     /// Whether nobody who departed by then can use anything any more.

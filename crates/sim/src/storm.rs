@@ -315,6 +315,13 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         if let Some(site) = site {
             self.check_lease(site);
         }
+        self.happen(event);
+        if let Some(site) = site {
+            self.catch_up(site);
+        }
+    }
+
+    fn happen(&mut self, event: Event<P>) {
         match event {
             Event::Arrive { from, to } => self.arrive(from, to),
             Event::Claim { client } => self.claim(client),
@@ -396,8 +403,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let place = self.place(to);
         place.heard[from.index()] = now;
         let (Some(member), Parcel::Frame(frame)) = (&place.member, parcel) else { return };
-        let runs = member.epochs().phase() == Phase::Running;
-        if runs && !member.may_grant() && matches!(frame, Frame::Protocol { .. }) {
+        if member.keeps(&frame) {
             place.kept.push_back((from, frame));
             return;
         }
@@ -422,7 +428,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             let input = self.place(site).pending.remove(0);
             self.step(site, MemberInput::Local(input));
         }
-        while may_grant(self) {
+        while self.member(site).is_some_and(|member| {
+            self.places[site.index()].kept.front().is_some_and(|(_, frame)| !member.keeps(frame))
+        }) {
             let Some((from, frame)) = self.place(site).kept.pop_front() else { break };
             self.step(site, MemberInput::Deliver { from, frame });
         }
@@ -563,14 +571,13 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             self.send(site, to, Parcel::Ping);
         }
         if outside {
-            let others: Vec<SiteId> = members.into_iter().filter(|&to| to != site).collect();
+            let others: Vec<SiteId> = members.iter().copied().filter(|&to| to != site).collect();
             if !others.is_empty() {
                 let i = self.weather.below(others.len() as u64);
                 let to = others[usize::try_from(i).expect("a small number")];
                 let join = self.member(site).expect("it lives").join();
                 self.send(site, to, Parcel::Frame(join));
             }
-            return;
         }
         let silence = self.local(site, SILENCE);
         let place = &self.places[site.index()];
@@ -578,9 +585,11 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             |other: &SiteId| *other != site && place.heard[other.index()] + silence < self.now;
         let suspects: SiteSet = members.iter().copied().filter(silent).collect();
         // Who hears from few is itself the one who is cut off.
-        let heard = members.len() - suspects.len();
-        let suspects = if 2 * heard > members.len() { suspects } else { SiteSet::new() };
-        if suspects != place.suspects {
+        let heard = self.sites().filter(|site| !silent(site)).count();
+        let most = 2 * heard > self.places.len();
+        let suspects = if most { suspects } else { SiteSet::new() };
+        // It is about lives: said again in every epoch.
+        if suspects != place.suspects || !suspects.is_empty() {
             self.place(site).suspects = suspects.clone();
             self.change(site, epoch::Input::Suspect(suspects));
         }

@@ -131,6 +131,8 @@ pub struct Epochs<C, R = Sound> {
     record: Arc<Record<C>>,
     phase: Phase,
     leased: bool,
+    /// Whether this life was left out: nothing follows.
+    departed: bool,
     /// The newest epoch that each site has installed, as far as it has said.
     ready: BTreeMap<SiteId, u64>,
     /// Sites that asked for a report, and of which epoch; it may not be known here yet.
@@ -174,6 +176,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             record,
             phase: Phase::Outside,
             leased: false,
+            departed: false,
             ready: BTreeMap::new(),
             asked: BTreeMap::new(),
             report: None,
@@ -208,7 +211,18 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// Whether protocols may take steps, and so grant: the epoch runs and the site's lease does.
     /// Otherwise clients wait, and messages of other sites stay where they are.
     pub fn may_grant(&self) -> bool {
-        self.phase == Phase::Running && (self.leased || R::SLIP == Some(Slip::GrantsWithoutLease))
+        self.phase == Phase::Running && self.is_leased()
+    }
+
+    fn is_leased(&self) -> bool {
+        self.leased || R::SLIP == Some(Slip::GrantsWithoutLease)
+    }
+
+    /// Whether a protocol's message of this epoch has to wait until the site has a lease again, or
+    /// until the next epoch drops it.
+    pub fn keeps(&self, epoch: u64) -> bool {
+        let started = matches!(self.phase, Phase::Running | Phase::Installed);
+        epoch == self.record.epoch && started && !self.is_leased()
     }
 
     /// Whether this life is in the newest record.
@@ -235,13 +249,17 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             }
             Input::Configure(plan) => self.wish.plan = Some(plan),
             Input::Over(epoch) => self.wish.over = self.wish.over.max(epoch),
-            Input::Lease(valid) => self.leased = valid,
+            Input::Lease(valid) => {
+                self.leased = valid;
+                self.try_resume(out);
+            }
             Input::Join { site, report } => self.wish_join(site, report),
         }
         self.pursue(out);
     }
 
-    /// A protocol's message of this epoch has come: whether to take it. Whoever sent it has seen
+    /// A protocol's message of this epoch has come, and is not one that the site
+    /// [keeps](Self::keeps): whether to take it, or to drop it. Whoever sent it has seen
     /// everybody install the epoch, so it may have begun for this site too.
     pub fn admit(&mut self, epoch: u64, out: &mut Vec<Effect<C>>) -> bool {
         if R::SLIP == Some(Slip::IgnoresEpoch) {
@@ -250,7 +268,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         if epoch != self.record.epoch {
             return false;
         }
-        if self.phase == Phase::Installed {
+        if self.phase == Phase::Installed && self.is_leased() {
             self.resume(out);
         }
         self.phase == Phase::Running
@@ -365,6 +383,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             self.install(out);
         } else if was_member && R::SLIP != Some(Slip::NeverDeparts) {
             self.phase = Phase::Outside;
+            self.departed = true;
             out.push(Effect::Depart(record));
         }
         self.answer(out);
@@ -391,7 +410,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         };
         let early = R::SLIP == Some(Slip::ResumesBeforeBarrier);
         let all = early || self.record.members.keys().all(is_ready);
-        if self.phase == Phase::Installed && all {
+        if self.phase == Phase::Installed && all && self.is_leased() {
             self.resume(out);
         }
     }
@@ -403,10 +422,10 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     /// Makes a change that is wanted, or passes on the wish to whoever should.
     fn pursue(&mut self, out: &mut Vec<Effect<C>>) {
-        if self.phase == Phase::Outside {
-            return;
-        }
         self.forget_fulfilled();
+        if self.phase == Phase::Outside {
+            return self.found(out);
+        }
         let suspects = self.suspects();
         let unsuspected = |site: &&SiteId| !suspects.contains(**site);
         let leader = self.record.members.keys().find(unsuspected).copied().unwrap_or(self.me);
@@ -436,6 +455,17 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         self.try_propose(out);
     }
 
+    /// Where no member is left that could make a change, whoever wants to be one does. All that the
+    /// lives before had is withheld until their leases are over.
+    fn found(&mut self, out: &mut Vec<Effect<C>>) {
+        if !self.departed && !self.is_member() && self.stays().is_empty() {
+            let reports = BTreeMap::from([(self.me, Report::empty(self.incarnation))]);
+            let change = Change { asked: SiteSet::new(), reports, proposed: None };
+            self.change.get_or_insert(change);
+            self.try_propose(out);
+        }
+    }
+
     /// Tells the leader what is wanted, and when that is wanted no more.
     fn pass_on(&mut self, leader: SiteId, out: &mut Vec<Effect<C>>) {
         let now = (leader, self.record.epoch, self.wish.clone());
@@ -459,7 +489,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// The members that are to stay in the life that they have.
     fn stays(&self) -> Vec<SiteId> {
         let newer = |site: SiteId, incarnation: u64| {
-            self.wish.joins.get(&site).is_some_and(|report| report.incarnation > incarnation)
+            site == self.me && incarnation != self.incarnation
+                || self.wish.joins.get(&site).is_some_and(|report| report.incarnation > incarnation)
         };
         let suspects = self.suspects();
         let members = self.record.members.iter();
@@ -499,6 +530,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 None if R::SLIP == Some(Slip::ProposesTooEarly) => {}
                 None => return,
             }
+        }
+        if self.phase == Phase::Outside {
+            reports.extend(change.reports.iter().map(|(&site, report)| (site, report)));
         }
         reports.extend(self.wish.joins.iter().map(|(&site, report)| (site, report)));
         let plan = self.wish.plan.as_ref().unwrap_or(&self.record.plan);

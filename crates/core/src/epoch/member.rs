@@ -45,7 +45,7 @@ pub enum Frame<M> {
 pub enum MemberInput<M, T> {
     /// Of its clients and timers; only while it [may grant](Member::may_grant).
     Local(Input<M, T>),
-    /// A frame arrives. One of the protocol only while it may grant, or is about to.
+    /// A frame arrives, unless it is one that the member [keeps](Member::keeps).
     Deliver {
         /// Who sent it.
         from: SiteId,
@@ -123,6 +123,11 @@ impl<P: Protocol, R: Rules> Member<P, R> {
     /// Whether it takes inputs of clients and timers.
     pub fn may_grant(&self) -> bool {
         self.epochs.may_grant()
+    }
+
+    /// Whether a frame has to wait for the site's lease.
+    pub fn keeps(&self, frame: &Frame<P::Message>) -> bool {
+        matches!(frame, Frame::Protocol { epoch, .. } if self.epochs.keeps(*epoch))
     }
 
     /// The stamp that the next claim takes.
