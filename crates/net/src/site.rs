@@ -465,7 +465,10 @@ impl Site {
             trouble: view.as_ref().and_then(|view| view.trouble.clone()),
             unacknowledged: 0,
         }];
-        list.extend(self.0.mesh.info().into_iter().map(|link| {
+        // A site that was taken out has no name any more.
+        let links = self.0.mesh.info().into_iter();
+        let links = links.filter(|link| !self.name_of(link.peer).is_empty());
+        list.extend(links.map(|link| {
             api::Member {
                 site: self.name_of(link.peer),
                 number: link.peer.0,

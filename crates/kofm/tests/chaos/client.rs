@@ -52,7 +52,8 @@ pub(crate) fn call(
     stream.set_nodelay(true)?;
     let body = body.map(ToString::to_string).unwrap_or_default();
     let text = format!(
-        "{method} {path} HTTP/1.1\r\nhost: site\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nhost: site\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(text.as_bytes())?;

@@ -116,7 +116,8 @@ impl Cluster {
             let program = other.as_deref().unwrap_or(env!("CARGO_BIN_EXE_kofm"));
             let mut command = self.lab.command(number, program);
             command.args(["serve", "--config"]).arg(self.dir.join(format!("s{number}.toml")));
-            command.env("KOFM_LOG", std::env::var("KOFM_CHAOS_LOG").unwrap_or_else(|_| "warn".into()));
+            command
+                .env("KOFM_LOG", std::env::var("KOFM_CHAOS_LOG").unwrap_or_else(|_| "warn".into()));
             if let Some(rate) = &site.rate {
                 command.env("LD_PRELOAD", FAKETIME).env("FAKETIME", format!("+0 x{rate}"));
             }

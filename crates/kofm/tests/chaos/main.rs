@@ -32,7 +32,7 @@ pub(crate) struct Setup {
     pub sites: usize,
     pub faults: u64,
     pub seed: u64,
-    /// `T_s`, in milliseconds.
+    /// The site lease, in milliseconds.
     pub lease: u64,
     /// Members of etcd; none where the sites vote themselves.
     pub etcd: usize,
@@ -232,7 +232,9 @@ fn as_told() {
         etcd: small(number("ETCD", 0)),
         only: text("ONLY").split(',').filter(|it| !it.is_empty()).map(Into::into).collect(),
         clients: small(number("CLIENTS", 3)),
-        durability: Some(text("DURABILITY")).filter(|it| !it.is_empty()).unwrap_or("none".into()),
+        durability: Some(text("DURABILITY"))
+            .filter(|it| !it.is_empty())
+            .unwrap_or_else(|| "none".into()),
         at_once: small(number("AT_ONCE", 2)),
     });
 }

@@ -1,9 +1,10 @@
 //! Sites that die and come back, minorities, and pools that change while everything runs.
 
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::harness::{Cluster, until};
+use crate::harness::{Cluster, command, free_port, serve, temp_dir, until};
 
 #[test]
 fn one_of_three_sites_is_killed_and_grants_go_on() {
@@ -23,7 +24,7 @@ fn one_of_three_sites_is_killed_and_grants_go_on() {
             std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     let args = ["run", "gpu", "slot", "--", "true"];
-                    let output = crate::harness::command(&http, &args).output().unwrap();
+                    let output = command(&http, &args).output().unwrap();
                     assert!(output.status.success(), "{output:?}");
                     done.fetch_add(1, Ordering::Relaxed);
                 }
@@ -151,4 +152,83 @@ fn two_sites_wait_for_each_other_and_go_on() {
     cluster.restart(1);
     cluster.members(0, 2);
     assert!(cluster.run(1, &["run", "gpu:2", "--", "true"]).status.success());
+}
+
+/// What ends with the test.
+struct Processes(Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+#[test]
+fn with_etcd_sites_come_and_go() {
+    let dir = temp_dir();
+    let (client, peer) = (free_port(), free_port());
+    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let etcd = Command::new("etcd")
+        .arg("--data-dir")
+        .arg(dir.join("etcd"))
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("default={peer}"), "--log-level", "error"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(etcd) = etcd else {
+        println!("NOT RUN: there is no etcd here; install it: apt-get install etcd-server");
+        return;
+    };
+    let mut processes = Processes(vec![etcd]);
+    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+    let start = |site: usize, members: &[usize]| {
+        let members: Vec<String> =
+            members.iter().map(|to| format!("s{to} = \"127.0.0.1:{}\"", ports[*to])).collect();
+        let text = format!(
+            "cluster = \"test\"\nsite = \"s{site}\"\nhttp = \"127.0.0.1:0\"\n\
+             state_dir = {:?}\netcd = [\"{client}\"]\n[members]\n{}\n[pools]\ngpu = 2\n",
+            dir.join(format!("state-{site}")),
+            members.join("\n"),
+        );
+        let path = dir.join(format!("s{site}.toml"));
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let first = start(0, &[0, 1]);
+    let second = start(1, &[0, 1]);
+    // Both look for etcd, and then for each other, before they answer clients.
+    let second = std::thread::spawn(move || serve(&second));
+    let (child, http) = serve(&first);
+    processes.0.push(child);
+    processes.0.push(second.join().unwrap().0);
+    let granted = |http: &str, want: &str| {
+        until("it is granted", || {
+            let args = ["run", want, "--wait", "20s", "--", "true"];
+            command(http, &args).output().unwrap().status.success()
+        });
+    };
+    granted(&http, "gpu:2");
+    // A site that nobody was told of.
+    let (child, third) = serve(&start(2, &[2]));
+    processes.0.push(child);
+    granted(&third, "gpu:2");
+    let members = || {
+        let output = command(&http, &["members", "--json"]).output().unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let list = list.as_array().cloned().unwrap_or_default();
+        list.iter().filter(|it| it["member"] == true).count()
+    };
+    until("three are in", || members() == 3);
+    until("it is taken out", || {
+        command(&http, &["members", "--remove", "s2"]).output().unwrap().status.success()
+    });
+    until("two are left", || members() == 2);
+    granted(&http, "gpu:2");
+    drop(processes);
+    std::fs::remove_dir_all(dir).ok();
 }

@@ -105,7 +105,10 @@ impl Etcd {
 impl Store for Etcd {
     fn swap(&self, next: Record) -> Later<'_, Swap> {
         Box::pin(async move {
-            let put = |name: &str, value: &[u8]| json!({"request_put": {"key": self.key(name), "value": encode(value)}});
+            let put = |name: &str, value: &[u8]| {
+                let (key, value) = (self.key(name), encode(value));
+                json!({"request_put": {"key": key, "value": value}})
+            };
             let answer = self
                 .transact(json!({
                     "compare": [self.unchanged(next.epoch.saturating_sub(1))],

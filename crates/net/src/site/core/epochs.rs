@@ -306,7 +306,9 @@ impl Core {
                     effects.extend(more);
                 }
                 Effect::Propose(record) => {
-                    if let Some(change) = &mut self.change {
+                    // Whoever is outside brings what its last life left: see `come_in`.
+                    let inside = |change: &&mut Change| change.epochs.phase() != Phase::Outside;
+                    if let Some(change) = self.change.as_mut().filter(inside) {
                         change.proposal = Some(record);
                     }
                     self.offer();
@@ -349,8 +351,8 @@ impl Core {
     /// Whether a message of a protocol belongs here.
     pub(super) fn admit(&mut self, epoch: u64) -> bool {
         let Some(change) = &mut self.change else { return epoch == 1 };
-        if epoch == change.epochs.record().epoch && change.epochs.phase() == Phase::Running {
-            // Taken now, or when this site may take steps again.
+        if change.epochs.keeps(epoch) {
+            // Taken when this site may take steps again.
             return true;
         }
         let mut effects = Vec::new();
