@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::harness::{Cluster, LONG, exit_code, temp_dir, until};
+use crate::harness::{Cluster, exit_code, temp_dir, until};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -89,7 +89,6 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
     assert_eq!(lost.status.code(), Some(76));
     assert!(text(&lost.stderr).contains("member s1"), "{}", text(&lost.stderr));
     cluster.all_free("gpu");
-    assert!(LONG.as_secs() > 0);
     std::fs::remove_dir_all(dir).unwrap();
 }
 
