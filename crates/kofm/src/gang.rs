@@ -222,7 +222,8 @@ impl Run {
     // All members here: one lease, one command for each.
 
     async fn run_all(&self, client: &Client) -> Result<u8, Exit> {
-        let spec = StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
+        let spec =
+            StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
         let start = path(&self.name)? + "/start";
         let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
         let id = started.request.id.clone();

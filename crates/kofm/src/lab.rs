@@ -182,7 +182,11 @@ pub(crate) fn is_semaphore(kind: Kind) -> bool {
 
 /// Why a protocol does not take what only some do.
 pub(crate) fn plain_service(kind: Kind) -> Exit {
-    let why = if kind.profile().as_printed { "is a published listing" } else { "serves groups of processes that work together" };
+    let why = if kind.profile().as_printed {
+        "is a published listing"
+    } else {
+        "serves groups of processes that work together"
+    };
     let name = kind.name();
     Exit::usage(format!("{name} {why}: one claim at a time, no withdrawal, no partial release"))
 }

@@ -45,7 +45,9 @@ impl<R: Rules> Roaming<R> {
             pool.open_desk(me, cluster.sites);
         }
         for (claim, standing) in survey.of(me) {
-            let own = if let Some(units) = &standing.held { Own::Held(units.clone()) } else {
+            let own = if let Some(units) = &standing.held {
+                Own::Held(units.clone())
+            } else {
                 for (id, units) in standing.demand.parts() {
                     fresh.pools[id.index()].enter(claim, units.0);
                 }
