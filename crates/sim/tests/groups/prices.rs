@@ -69,10 +69,8 @@ fn a_work_costs_no_more_than_the_true_bound_and_both_ends_are_reached() {
     for name in TWELVE {
         let cluster = named(name);
         let grouping = cluster.grouping().unwrap();
-        for seed in 0..20 {
-            for (group, costs) in
-                bill::<Groups>(&cluster, [0.1, 5.0, 50.0][seed as usize % 3], seed)
-            {
+        for (seed, think) in (0..20).zip([0.1, 5.0, 50.0].into_iter().cycle()) {
+            for (group, costs) in bill::<Groups>(&cluster, think, seed) {
                 let (min, max) = grouping.price(group);
                 let pairs: usize =
                     grouping.members(group).iter().map(|&site| grouping.rivals(site).len()).sum();

@@ -128,9 +128,9 @@ impl Core {
             self.leave_rally(&call.name, &call.member);
             return Ok(Answer::Done);
         }
-        self.set_off(&call)?;
+        self.set_off(call)?;
         self.settle();
-        self.joined(&call)
+        self.joined(call)
     }
 
     /// Makes the request once everybody is here, and renews its lease while everybody is.
