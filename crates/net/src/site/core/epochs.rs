@@ -921,7 +921,9 @@ impl Core {
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
             self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
         }
-        alarms.into_iter().for_each(|number| self.set_alarm(number));
+        for number in alarms {
+            self.set_alarm(number);
+        }
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
