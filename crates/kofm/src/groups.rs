@@ -229,6 +229,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_five_tables_of_the_paper_come_out_and_the_fifth_is_the_first() {
+        let file = include_str!("../../../examples/groups/figure9.toml");
+        let (grouping, names) = parse(file).expect("it is shipped");
+        let text = tables(&Cluster::of_groups(grouping), Some(names));
+        let values: Vec<String> = text
+            .split("\n\n")
+            .map(|table| table.split("= ").skip(1).filter_map(|rest| rest.chars().next()).collect())
+            .collect();
+        // By process and group: p1 ga, p1 gd, p2 ga, p2 gb, p3 gb, p3 gc, p4 gc, p4 gd.
+        let expected = [
+            "111000111011011001001000",
+            "000100000111111101101100",
+            "100110100000000111111110",
+            "110111110010010000000111",
+            "111000111011011001001000",
+            "",
+        ];
+        assert_eq!(values, expected);
+        assert!(text.contains("x_1a^3b = 1") && text.ends_with("Table 5 is Table 1 again.\n"));
+        assert!(text.contains("Table 2: after ga") && text.contains("Table 5: after gd"));
+    }
+
+    #[test]
     fn mistakes_in_a_file_are_named() {
         let process =
             |name: &str, needs: &str| format!("[[process]]\nname='{name}'\nneeds=[{needs}]\n");
