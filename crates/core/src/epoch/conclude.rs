@@ -96,7 +96,10 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         }
     }
     let members = reports.iter().map(|(&site, report)| (site, report.incarnation)).collect();
-    let mut next = Record { epoch, members, plan: plan.clone(), quarantine, surveys: Vec::new() };
+    let mut lives = record.lives.clone();
+    lives.extend(reports.iter().map(|(&site, report)| (site, report.incarnation)));
+    let mut next =
+        Record { epoch, members, lives, plan: plan.clone(), quarantine, surveys: Vec::new() };
     let clusters = next.clusters();
     let mut surveys = record.plan.carry(plan, surveys);
     surveys.resize_with(clusters.len(), || Survey { clock, ..Survey::default() });

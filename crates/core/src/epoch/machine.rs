@@ -381,7 +381,10 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         }
         if self.is_member() {
             self.install(out);
-        } else if was_member && R::SLIP != Some(Slip::NeverDeparts) {
+        } else if (was_member || self.record.lives.get(&self.me) >= Some(&self.incarnation))
+            && !self.departed
+            && R::SLIP != Some(Slip::NeverDeparts)
+        {
             self.phase = Phase::Outside;
             self.departed = true;
             out.push(Effect::Depart(record));
@@ -501,7 +504,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         let record = &self.record;
         self.wish.suspects.retain(|site, life| record.members.get(site) == Some(life));
         self.wish.joins.retain(|site, report| {
-            record.members.get(site).is_none_or(|&known| known < report.incarnation)
+            record.lives.get(site).is_none_or(|&known| known < report.incarnation)
         });
         self.wish.plan.take_if(|plan| *plan == record.plan);
         if record.quarantine.keys().all(|&since| since > self.wish.over) {

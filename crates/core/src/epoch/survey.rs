@@ -142,6 +142,9 @@ pub struct Record<C> {
     pub epoch: u64,
     /// Who is in it, each with its incarnation.
     pub members: BTreeMap<SiteId, u64>,
+    /// The newest life of each site that ever was a member. One that departed never comes back: it
+    /// may not know yet, and have claims that nobody was told of.
+    pub lives: BTreeMap<SiteId, u64>,
     /// What they share.
     pub plan: C,
     /// What departed sites may still use, by the epoch that began without them.
@@ -155,7 +158,8 @@ impl<C: Plan> Record<C> {
     pub fn first(members: BTreeMap<SiteId, u64>, plan: C) -> Self {
         let sites = members.keys().copied().collect();
         let surveys = plan.clusters(&sites).iter().map(|_| Survey::default()).collect();
-        Self { epoch: 1, members, plan, quarantine: BTreeMap::new(), surveys }
+        let lives = members.clone();
+        Self { epoch: 1, members, lives, plan, quarantine: BTreeMap::new(), surveys }
     }
 
     /// The record that follows where no member is left to make one: whoever is there begins with

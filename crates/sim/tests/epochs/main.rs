@@ -4,5 +4,5 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod exhaustive;
-// mod mutants;
+mod mutants;
 mod seeds;

@@ -34,14 +34,12 @@ slips! {
     ReportsAndGoesOn,
     LosesWaiting,
     LosesHeld,
-    TakesOldReports,
     ProposesTooEarly,
     ResumesUndecided,
     IgnoresIncarnation,
     ReusesIncarnation,
     NeverDeparts,
     GrantsWithoutLease,
-    ClocksDoNotLeap,
 }
 
 fn find<R: Rules>() -> Option<String> {
@@ -79,6 +77,7 @@ fn search<P: Protocol, R: Rules>(name: &str, case: Case) -> Option<String> {
 }
 
 #[test]
+#[ignore = "a minute and a half; run it after a change of epochs"]
 fn every_slip_is_caught() {
     let mut missed = Vec::new();
     for (name, find) in ALL {
