@@ -123,6 +123,7 @@ impl Change {
         let nothing = Record {
             epoch: 0,
             members: BTreeMap::new(),
+            lives: BTreeMap::new(),
             plan,
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
