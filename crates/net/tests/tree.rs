@@ -14,7 +14,7 @@ use kofm_net::config::{Config, PoolConfig};
 use tokio::runtime::Runtime;
 
 /// Long enough for any machine; healing takes some twenty seconds at most.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_mins(2);
 
 /// Sites with a runtime each: what ends with it ends as a process does.
 struct Cluster {
@@ -39,11 +39,12 @@ impl Cluster {
         let members: BTreeMap<String, String> =
             (0..3).map(|i| (format!("s{i}"), format!("127.0.0.1:{}", port()))).collect();
         let pool = PoolConfig { protocol: Kind::Tree, ..PoolConfig::new(3) };
-        let config = |i: usize| Config {
-            members: members.clone(),
-            state_dir: Some(dir.join(i.to_string())),
-            pools: BTreeMap::from([("gpu".to_owned(), pool.clone())]),
-            ..Config::single(&format!("s{i}"))
+        let config = |i: usize| {
+            let mut config = Config::single(&format!("s{i}"));
+            config.members.clone_from(&members);
+            config.state_dir = Some(dir.join(i.to_string()));
+            config.pools.insert("gpu".to_owned(), pool.clone());
+            config
         };
         let configs: Vec<Config> = (0..3).map(config).collect();
         let mut cluster = Self { configs, sites: Vec::new(), dir };
