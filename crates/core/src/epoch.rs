@@ -32,7 +32,8 @@
 //! itself. All of that is *withheld*: named units that nobody reported, and where units are only
 //! counted, all that survivors do not hold. The pool runs on with the rest. A site's right to
 //! grant is a lease that it must renew in the store, and that fails once the epoch has changed; the
-//! driver waits until the leases of the departed have certainly ended and says [`Input::Over`]. That
+//! driver waits until the leases of the departed have certainly ended and says [`Input::Over`].
+//! That
 //! wants another change, in which the units are free again.
 //!
 //! # Why it is safe
@@ -40,7 +41,8 @@
 //! Reports are for one epoch, and the store lets one record follow it. A member is frozen from its
 //! report on until it learns of that record, so the record is true when it takes effect. What a
 //! member did not report it cannot have: it may use only what it owns or was granted in its epoch.
-//! What others had is withheld until they cannot use it any more. Messages carry their epoch and are
+//! What others had is withheld until they cannot use it any more. Messages carry their epoch and
+//! are
 //! dropped in any other, so nothing of the past has an effect on the future.
 //!
 //! # Why it goes on
@@ -51,7 +53,8 @@
 //! # How it is driven
 //!
 //! [`Epochs`] is the machine alone: it decides when to freeze and when to go on, and has no
-//! protocols in it. [`Member`] puts it together with one protocol; simulator and checker drive that,
+//! protocols in it. [`Member`] puts it together with one protocol; simulator and checker drive
+//! that,
 //! and whoever has several protocols at once does the same with them.
 
 mod conclude;

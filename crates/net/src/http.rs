@@ -325,7 +325,8 @@ async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&json!({"id": id, "state": "released"}))
 }
 
-/// Garbles the memory of a pool's protocol at this site. For tests: there is no such path unless the
+/// Garbles the memory of a pool's protocol at this site. For tests: there is no such path unless
+/// the
 /// site was started with `KOFM_TEST_FAULTS` in its environment.
 async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     if std::env::var_os("KOFM_TEST_FAULTS").is_none() {

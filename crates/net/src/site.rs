@@ -936,8 +936,8 @@ impl Site {
     /// Takes a site out of the cluster for good, with the next epoch.
     pub async fn remove_member(&self, name: &str) -> Result<(), api::Error> {
         if self.0.config.etcd.is_empty() {
-            let text = "the members of this cluster are fixed by its configuration; with etcd sites \
-                        may come and go";
+            let text = "the members of this cluster are fixed by its configuration; with etcd \
+                        sites may come and go";
             return Err(api::Error::new(Code::Unsupported, text));
         }
         self.next_epoch(Call::Leave(name.to_owned())).await

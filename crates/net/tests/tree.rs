@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kofm_core::Kind;
-use kofm_net::Site;
 use kofm_net::config::{Config, PoolConfig};
+use kofm_net::{IdentityError, Site, StartError};
 use tokio::runtime::Runtime;
 
 /// Long enough for any machine; healing takes some twenty seconds at most.
@@ -57,7 +57,18 @@ impl Cluster {
 
     fn revive(&mut self, site: usize) {
         let runtime = Runtime::new().unwrap();
-        let started = runtime.block_on(Site::start(self.configs[site].clone())).unwrap();
+        let start = || runtime.block_on(Site::start(self.configs[site].clone()));
+        let begun = std::time::Instant::now();
+        let started = loop {
+            match start() {
+                Ok(started) => break started,
+                // Threads of its last life, which write to the same directory, may still end.
+                Err(StartError::Identity(IdentityError::InUse(_))) if begun.elapsed() < LONG => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
         self.sites[site] = Some((started, runtime));
     }
 

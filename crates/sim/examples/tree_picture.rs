@@ -81,7 +81,7 @@ fn ring() -> String {
         );
     }
     body.push_str(
-        "<text x=\"160\" y=\"225\">0 1 3 1 4 1 0 2 5 2 6 2 and again: twelve steps, one ring</text>\n",
+        "<text x=\"160\" y=\"225\">0 1 3 1 4 1 0 2 5 2 6 2, and again: one ring</text>\n",
     );
     picture(320.0, 240.0, &body)
 }

@@ -1,7 +1,8 @@
 //! A cluster whose sites die, come back, and are wrongly believed dead: everything, as one value.
 //!
 //! The sites are [`Member`]s: a protocol with the machine that changes epochs. The store is one
-//! register. There is no time; what time would guarantee is when something may happen: the leases of
+//! register. There is no time; what time would guarantee is when something may happen: the leases
+//! of
 //! a life that is not in the store's record end at any moment, and only after that may somebody
 //! hear that they are over.
 

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Commands: `cluster PROTOCOL sites=N units=M[,M] [topology=ring|tree]`, `claim SITE NAME DEMAND`,
-//! `release NAME [DEMAND]`, `withdraw NAME`, `add SITE DEMAND`, `deliver FROM TO`, `settle` (deliver
+//! `release NAME [DEMAND]`, `withdraw NAME`, `add SITE DEMAND`, `deliver FROM TO`, `settle`
+//! (deliver
 //! until nothing is left) and `explain NAME`. Lines that begin with `#` are comments.
 
 use std::collections::BTreeMap;

@@ -273,12 +273,12 @@ impl<P: Protocol> Local<P> {
                 {
                     own.1 = own.1.saturating_sub(1);
                 }
-                let client = Client {
-                    claim: *claim,
-                    asked: demand.clone(),
-                    demand: demand.clone(),
-                    held: false,
+                // Elsewhere nobody looks at it, and worlds that differ only there are the same.
+                let asked = match P::PROFILE.serves {
+                    Service::Group | Service::Gang => demand.clone(),
+                    Service::Pool | Service::Semaphore => Demand::from_iter([]),
                 };
+                let client = Client { claim: *claim, asked, demand: demand.clone(), held: false };
                 self.claims.push(client);
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),

@@ -188,7 +188,8 @@ pub trait Plan: Clone + Debug + Eq + Hash {
     fn clusters(&self, members: &SiteSet) -> Vec<Cluster>;
 
     /// How what is known of this plan's pools is said of those of the next: pools may get other
-    /// numbers or move to another protocol. As it is, they keep both. What names a pool that is gone
+    /// numbers or move to another protocol. As it is, they keep both. What names a pool that is
+    /// gone
     /// ends by itself.
     #[must_use]
     fn carry(&self, _next: &Self, surveys: Vec<Survey>) -> Vec<Survey> {

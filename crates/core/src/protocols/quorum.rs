@@ -290,7 +290,8 @@ impl<R: Rules> Protocol for Quorum<R> {
         }
     }
 
-    /// The sets are made for the units that may be used: with fewer units more of them have to meet.
+    /// The sets are made for the units that may be used: with fewer units more of them have to
+    /// meet.
     /// Each arbiter has in its books what it would have been asked by now.
     fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
         let mut usable = cluster.clone();

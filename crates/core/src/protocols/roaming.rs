@@ -39,7 +39,8 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links between sites that do not crash. On other topologies than the full one its messages are routed.
+//! Reliable first-in first-out links between sites that do not crash. On other topologies than the
+//! full one its messages are routed.
 //!
 //! # Why it is safe
 //!

@@ -3,7 +3,8 @@
 //! # Idea
 //!
 //! A walk along a tree, depth first, visits every site and comes back: a ring that needs no other
-//! links. Each unit is a token on that ring. A site with a claim keeps what it needs as it comes by;
+//! links. Each unit is a token on that ring. A site with a claim keeps what it needs as it comes
+//! by;
 //! a *pusher* that goes round makes everybody let go of what is not enough yet; who has the
 //! *priority* token may keep it, so the pusher starves nobody.
 //!
@@ -44,7 +45,8 @@
 //! Links that keep the order and duplicate nothing. Sites may crash, restart without memory, and
 //! be cut off; messages may be lost; more than half of the sites must be connected for units to be
 //! used. Beats differ by at most a fifth between sites, and a controller needs less than
-//! [`Pace::timeout`] beats to go round: safety in the face of crashes and cuts rests on that, as all
+//! [`Pace::timeout`] beats to go round: safety in the face of crashes and cuts rests on that, as
+//! all
 //! leases do. Healing does not.
 //!
 //! # Why it is safe
@@ -115,7 +117,8 @@ pub struct Tree<R = Sound> {
 
     neighbours: Vec<Neighbour>,
     place: Place,
-    /// The links of the tree: the parent's, then the children's. A root without children has itself.
+    /// The links of the tree: the parent's, then the children's. A root without children has
+    /// itself.
     channels: Vec<SiteId>,
     /// The tree has changed here, and no circulation has been told yet.
     changed: bool,
@@ -455,7 +458,8 @@ impl<R: Rules> Protocol for Tree<R> {
 }
 
 impl<R: Rules> Tree<R> {
-    /// More units in all pools together are not circulated: the count of all is in every controller.
+    /// More units in all pools together are not circulated: the count of all is in every
+    /// controller.
     pub const MOST_UNITS: u32 = 1 << 20;
 
     /// All kinds of tokens: units, the pusher, the priority token.

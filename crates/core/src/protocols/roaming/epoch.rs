@@ -1,6 +1,7 @@
 //! Going on in a new epoch.
 //!
-//! Messages of the old epoch are dropped, and with them what was agreed and units that were on their
+//! Messages of the old epoch are dropped, and with them what was agreed and units that were on
+//! their
 //! way. Every member knows from the survey where each unit is now: with the claim that holds it, or
 //! idle at a site. Units that are nowhere, because they are new or were on their way, are dealt out
 //! anew. Units that a departed site may use are out of use: asks for them wait at the switchboard,

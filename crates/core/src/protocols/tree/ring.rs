@@ -272,7 +272,8 @@ impl<R: Rules> Tree<R> {
         if self.is_root() { self.root.scarce } else { self.scarce }
     }
 
-    /// Where a unit rests: those of a pool are spread over all sites, in the order in which they are
+    /// Where a unit rests: those of a pool are spread over all sites, in the order in which they
+    /// are
     /// visited.
     fn home(&self, token: u32) -> u16 {
         let unit = self.unit(token);
