@@ -2,7 +2,7 @@
 //!
 //! # Idea
 //!
-//! P takes its turn by mutual exclusion with [`quorum`](super::quorum): any two sites share an
+//! P takes its turn by mutual exclusion with [`quorum`]: any two sites share an
 //! arbiter, and an arbiter lets one claim through at a time. Each site remembers the largest number
 //! of units taken that it has heard of. An arbiter's grant carries its number, and whoever has
 //! taken its units says the new number when it gives its grants back. So the number is a version:
@@ -17,7 +17,7 @@
 //!
 //! | message | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | `Turn` | claimant and arbiter | each other | one of [`quorum`](super::quorum), and a count |
+//! | `Turn` | claimant and arbiter | each other | one of [`quorum`], and a count |
 //! | `Incr` | whoever adds | everybody | there are so many more |
 //!
 //! A grant and a release carry the count; a request, an inquiry and a grant that is given back
