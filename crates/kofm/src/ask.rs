@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use kofm_net::api::{self, State, Submit, Want};
-use kofm_net::client::{Address, Client};
+use kofm_net::api::{self, Code, State, Submit, Want};
+use kofm_net::client::{Address, Client, ClientError};
 use kofm_net::duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -272,7 +272,7 @@ impl Queue {
 
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
-    /// The request's id
+    /// The request's id, or the name of a semaphore
     request: String,
     #[command(flatten)]
     server: Server,
@@ -281,11 +281,33 @@ pub(crate) struct Explain {
     json: bool,
 }
 
+/// What there is to explain: a P has no id, whoever waits for a semaphore waits for its head.
+enum Subject {
+    Request(api::Request),
+    Semaphore(api::Semaphore),
+}
+
 impl Explain {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let request = self
-            .server
-            .with(async |client| Ok(client.watch(&self.request, Duration::ZERO).await?))?;
+        let (name, unknown) = (self.request.as_str(), Code::UnknownRequest);
+        let subject = self.server.with(async |client| {
+            let request = client.watch(name, Duration::ZERO).await;
+            if kofm_net::config::check_name(name).is_ok()
+                && matches!(&request, Err(ClientError::Refused(it)) if it.error == unknown)
+                && let Ok(semaphore) = client.get(&format!("/v1/semaphores/{name}")).await
+            {
+                return Ok(Subject::Semaphore(semaphore));
+            }
+            Ok(Subject::Request(request?))
+        })?;
+        let request = match subject {
+            Subject::Request(request) => request,
+            Subject::Semaphore(it) if self.json => return print_json(&it),
+            Subject::Semaphore(it) => {
+                print!("{}", explain_semaphore(&it));
+                return Ok(());
+            }
+        };
         if self.json {
             return print_json(&request);
         }
@@ -303,6 +325,31 @@ impl Explain {
         }
         Ok(())
     }
+}
+
+fn explain_semaphore(it: &api::Semaphore) -> String {
+    let (name, value, waiting) = (&it.name, it.value, it.waiting);
+    let mut text = format!("semaphore {name} has {value}, and {waiting} wait\n");
+    match &it.head {
+        Some(head) => {
+            let owner = head.owner.as_deref().unwrap_or("somebody");
+            let (site, k, missing, waited) =
+                (&head.site, head.k, head.missing, show_ms(head.waited_ms));
+            text += &format!(
+                "  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}\n"
+            );
+            if waiting > 1 {
+                text += "  everybody else waits behind it, even for units that are there\n";
+            }
+        }
+        None if waiting > 0 => text += "  whose turn it is is being found out\n",
+        None => {}
+    }
+    if !it.unsure.is_empty() {
+        let sites = it.unsure.join(", ");
+        text += &format!("  {sites} may have taken more before it was lost\n");
+    }
+    text
 }
 
 fn show_blocker(blocker: &api::Blocker) -> String {

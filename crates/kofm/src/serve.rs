@@ -102,7 +102,7 @@ impl Serve {
             None => None,
         };
         let access = access(config.token_file.as_deref())?;
-        let socket = config.socket.clone();
+        let (socket, file) = (config.socket.clone(), config.clone());
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
@@ -119,7 +119,7 @@ impl Serve {
             });
         }
         notify("READY=1");
-        tokio::spawn(reload(self.config.clone(), site.config().clone()));
+        tokio::spawn(reload(self.config.clone(), file, site.clone()));
         stop_signal().await?;
         notify("STOPPING=1");
         info!("draining; a second signal ends it at once");
@@ -132,17 +132,29 @@ impl Serve {
     }
 }
 
-/// On SIGHUP the file is read again; what it changes needs a restart, and is named.
-async fn reload(path: PathBuf, running: Config) {
+/// On SIGHUP the file is read again. What it changes of pools and semaphores is changed in the
+/// whole cluster; what needs a restart is named.
+async fn reload(path: PathBuf, mut running: Config, site: Site) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
         notify("RELOADING=1");
         match read(&path) {
             Ok(config) if config == running => info!("the configuration is unchanged"),
-            Ok(config) if config.table() == running.table() => {
-                warn!("addresses have changed: restart this site to use them");
+            Ok(config) => {
+                for (what, done) in site.reload(&running, &config).await {
+                    match done {
+                        Ok(()) => info!(%what, "changed"),
+                        Err(error) => error!(%what, "not changed: {error}"),
+                    }
+                }
+                running.pools.clone_from(&config.pools);
+                running.semaphores.clone_from(&config.semaphores);
+                if config != running {
+                    warn!(
+                        "more than pools and semaphores has changed: restart this site to use it"
+                    );
+                }
             }
-            Ok(_) => warn!("members or pools have changed: restart all sites to use them"),
             Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),
         }
         notify("READY=1");

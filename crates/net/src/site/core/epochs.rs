@@ -41,6 +41,9 @@ const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
 const GONE: Duration = Duration::from_millis(300);
 
+/// Changes of the plan that may wait for each other.
+const MAX_EDITS: usize = 64;
+
 /// The longest that a site does not look around.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -64,6 +67,8 @@ pub(crate) struct Change {
     proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
     planned: Option<(Plan, Option<Responder>, Moment)>,
+    /// Changes that wait for it, or for the first epoch, with until when they do.
+    edits: VecDeque<(Edit, Responder, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
@@ -76,6 +81,16 @@ pub(crate) struct Change {
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
     pub(super) running: watch::Sender<View>,
+}
+
+/// A change of the plan.
+pub(super) enum Edit {
+    /// Makes, changes or removes a pool.
+    Pool(String, Option<PlannedPool>),
+    /// Makes or removes a semaphore.
+    Semaphore(String, Option<PlannedSemaphore>),
+    /// Takes a site out of the cluster.
+    Leave(String),
 }
 
 /// What others in this process may see of the epoch.
@@ -141,6 +156,7 @@ impl Change {
             quarantines: BTreeMap::new(),
             proposal: None,
             planned: None,
+            edits: VecDeque::new(),
             started: Moment::now(),
             joined: None,
             deserted: None,
@@ -411,11 +427,45 @@ impl Core {
         self.check_lease(now);
         self.look_around();
         self.give_up_plan(now);
+        self.next_edit();
         self.settle();
     }
 
-    /// Makes, changes or removes a pool.
-    pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+    /// Changes the plan as soon as the changes before this one are made.
+    pub(super) fn edit(&mut self, edit: Edit, reply: Responder) {
+        let Some(change) = &mut self.change else {
+            let text = "the sites of this cluster are one process";
+            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
+        };
+        if change.edits.len() >= MAX_EDITS {
+            let text = format!("{MAX_EDITS} changes wait already; try again later");
+            return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
+        }
+        let until = Moment::now().after(change.lease * 2);
+        change.edits.push_back((edit, reply, until));
+        self.next_edit();
+    }
+
+    fn next_edit(&mut self) {
+        let now = Moment::now();
+        while let Some(change) = &mut self.change {
+            let ready = change.epochs.may_grant() && change.planned.is_none();
+            let due = |it: &(Edit, Responder, Moment)| ready || it.2 <= now;
+            let Some((edit, reply, _)) = change.edits.pop_front_if(|it| due(it)) else { return };
+            if !ready {
+                let text = "the epoch is changing, or this site has no majority; try again";
+                self.respond(reply, Err(api::Error::new(Code::InUse, text)));
+                continue;
+            }
+            match edit {
+                Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
+                Edit::Semaphore(name, it) => self.plan_semaphore(&name, it, reply),
+                Edit::Leave(name) => self.plan_leave(&name, reply),
+            }
+        }
+    }
+
+    fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
         let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
             Some((Some(config), closed, target)) => {
@@ -439,8 +489,7 @@ impl Core {
         }
     }
 
-    /// Makes or removes a semaphore.
-    pub(super) fn plan_semaphore(
+    fn plan_semaphore(
         &mut self,
         name: &str,
         semaphore: Option<PlannedSemaphore>,
@@ -460,8 +509,7 @@ impl Core {
         }
     }
 
-    /// Takes a site out of the cluster.
-    pub(super) fn plan_leave(&mut self, name: &str, reply: Responder) {
+    fn plan_leave(&mut self, name: &str, reply: Responder) {
         let mut plan = self.plan.clone();
         plan.sites.retain(|_, site| site.0 != name);
         if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
@@ -542,35 +590,18 @@ impl Core {
         }
     }
 
-    /// Begins an epoch with another plan.
+    /// Begins an epoch with another plan. Nothing else is planned, and the site may grant.
     fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
-        let ready = self.change.as_ref().map(|it| it.epochs.may_grant() && it.planned.is_none());
-        let refused = match ready {
-            Some(true) => None,
-            Some(false) => {
-                let text = "the epoch is changing, or this site has no majority; try again";
-                Some(api::Error::new(Code::InUse, text))
+        let Some(change) = &mut self.change else { return };
+        if plan == self.plan {
+            if let Some(reply) = reply {
+                self.respond(reply, Ok(Answer::Done));
             }
-            None => {
-                let text = "the sites of this cluster are one process";
-                Some(api::Error::new(Code::Unsupported, text))
-            }
-        };
-        let answer = match refused {
-            Some(error) => Err(error),
-            None if plan == self.plan => Ok(Answer::Done),
-            None => {
-                if let Some(change) = &mut self.change {
-                    let until = Moment::now().after(change.lease * 4);
-                    change.planned = Some((plan.clone(), reply, until));
-                }
-                self.feed(Input::Configure(plan));
-                return self.settle();
-            }
-        };
-        if let Some(reply) = reply {
-            self.respond(reply, answer);
+            return;
         }
+        change.planned = Some((plan.clone(), reply, Moment::now().after(change.lease * 4)));
+        self.feed(Input::Configure(plan));
+        self.settle();
     }
 
     /// Answers whoever waits for a change of the plan that has come true.

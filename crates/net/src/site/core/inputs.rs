@@ -4,6 +4,7 @@ use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
+use super::epochs::Edit;
 use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
 use crate::engine::Move;
@@ -235,10 +236,10 @@ impl Core {
             Call::Join(call) => self.join(&call),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
-                return self.plan_semaphore(&name, semaphore, reply);
+                return self.edit(Edit::Semaphore(name, semaphore), reply);
             }
-            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
-            Call::Leave(name) => return self.plan_leave(&name, reply),
+            Call::Plan { name, pool } => return self.edit(Edit::Pool(name, pool), reply),
+            Call::Leave(name) => return self.edit(Edit::Leave(name), reply),
         };
         self.respond(reply, answer);
         self.settle();
