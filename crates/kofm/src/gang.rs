@@ -21,7 +21,9 @@ use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::run::{GuardLink, Signals, ended, start_guard, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often a member that waits for others asks whether they are there.
+/// How long a member that waits for others waits for news of them in one call.
+const NEWS: Duration = Duration::from_secs(10);
+/// How soon it asks again whether an earlier run of its gang is over.
 const ASK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Subcommand)]
@@ -131,14 +133,7 @@ fn member(text: &str) -> Result<(String, Want), Exit> {
         Exit::new(INFEASIBLE, format!("--member {text}: write SITE=POOL:K, more pools with commas"))
     };
     let (site, demand) = text.split_once('=').ok_or_else(malformed)?;
-    let mut want = Want::new();
-    for part in demand.split(',').filter(|_| !demand.is_empty()) {
-        let (pool, units) = part.rsplit_once(':').unwrap_or((part, "1"));
-        let units: u32 = units.parse().ok().filter(|&units| units > 0).ok_or_else(malformed)?;
-        if site.is_empty() || pool.is_empty() || want.insert(pool.to_owned(), units).is_some() {
-            return Err(malformed());
-        }
-    }
+    let want = api::parse_want(demand).filter(|_| !site.is_empty()).ok_or_else(malformed)?;
     Ok((site.to_owned(), want))
 }
 
@@ -246,8 +241,7 @@ impl Run {
             request = client.wait(started.request) => request?,
             number = signals.next() => {
                 client.cancel(&id).await?;
-                let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
-                return Err(Exit::new(code, "given up; nothing is held"));
+                return Err(given_up(number));
             }
         };
         let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
@@ -339,6 +333,7 @@ impl Run {
             ttl: Some(self.ttl),
             owner: Some(self.who()),
             leave: false,
+            wait: None,
         };
         let mut signals = Signals::new()?;
         let met = self.meet(client, &mut spec, &mut signals).await;
@@ -346,7 +341,7 @@ impl Run {
             Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
             Err(exit) => Err(exit),
         };
-        spec.leave = true;
+        (spec.leave, spec.wait) = (true, None);
         // A member that does not say so is missed soon enough.
         self.join(client, &spec).await.ok();
         result
@@ -369,10 +364,18 @@ impl Run {
         let mut said = String::new();
         loop {
             let sent = Moment::now();
-            match self.join(client, spec).await {
+            let joined = tokio::select! {
+                joined = self.join(client, spec) => joined,
+                number = signals.next() => return Err(given_up(number)),
+            };
+            let left = self.wait.map(|wait| wait.saturating_sub(Moment::now().since(since)));
+            let mut pause = Duration::ZERO;
+            match joined {
                 Ok(joined) if joined.state == "running" => return Ok((joined, sent)),
                 Ok(joined) => {
                     spec.run = None;
+                    // The next answer comes when there is news.
+                    spec.wait = Some(left.unwrap_or(NEWS).min(NEWS));
                     let text = match joined.missing.as_slice() {
                         [] => "all members are there; waiting for their units".to_owned(),
                         missing => format!("waiting for {}", missing.join(", ")),
@@ -382,20 +385,17 @@ impl Run {
                         said = text;
                     }
                 }
-                Err(ClientError::Refused(error)) if error.error == Code::InUse => {}
+                Err(ClientError::Refused(error)) if error.error == Code::InUse => pause = ASK,
                 Err(error) => return Err(error.into()),
             }
-            if let Some(wait) = self.wait.filter(|&wait| Moment::now().since(since) >= wait) {
+            if let Some(wait) = self.wait.filter(|_| left == Some(Duration::ZERO)) {
                 let code = if wait.is_zero() { BUSY } else { TIMEOUT };
                 let text = format!("not started within {}", duration::show(wait));
                 return Err(Exit::new(code, text));
             }
             tokio::select! {
-                () = sleep(ASK) => {}
-                number = signals.next() => {
-                    let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
-                    return Err(Exit::new(code, "given up; nothing is held"));
-                }
+                () = sleep(pause) => {}
+                number = signals.next() => return Err(given_up(number)),
             }
         }
     }
@@ -446,6 +446,10 @@ impl Run {
             }
         }
     }
+}
+
+fn given_up(signal: i32) -> Exit {
+    Exit::new(u8::try_from(128 + signal).unwrap_or(u8::MAX), "given up; nothing is held")
 }
 
 /// The members that run here, each under its guard.

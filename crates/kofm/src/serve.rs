@@ -132,8 +132,8 @@ impl Serve {
     }
 }
 
-/// On SIGHUP the file is read again. What it changes of pools and semaphores is changed in the
-/// whole cluster; what needs a restart is named.
+/// On SIGHUP the file is read again. What it changes of pools, semaphores and gangs is changed in
+/// the whole cluster; what needs a restart is named.
 async fn reload(path: PathBuf, mut running: Config, site: Site) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
@@ -149,10 +149,9 @@ async fn reload(path: PathBuf, mut running: Config, site: Site) {
                 }
                 running.pools.clone_from(&config.pools);
                 running.semaphores.clone_from(&config.semaphores);
+                running.gangs.clone_from(&config.gangs);
                 if config != running {
-                    warn!(
-                        "more than pools and semaphores has changed: restart this site to use it"
-                    );
+                    warn!("more has changed than pools, semaphores and gangs: restart this site");
                 }
             }
             Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),

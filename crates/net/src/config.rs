@@ -13,7 +13,7 @@ use kofm_core::{Cluster, Kind, PoolId, Service, SiteId};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::api::OnExpiry;
+use crate::api::{Members, OnExpiry};
 use crate::engine::runs_in_a_site;
 
 /// Sites in a cluster.
@@ -50,6 +50,8 @@ pub struct Config {
     pub pools: BTreeMap<String, PoolConfig>,
     /// The semaphores, by name. A pool may have the same one.
     pub semaphores: BTreeMap<String, SemaphoreConfig>,
+    /// The gangs, by name.
+    pub gangs: BTreeMap<String, Members>,
     /// How long a site may grant after it last reached a majority of the members, or etcd. Client
     /// leases end with it, and what a dead site gave away comes back after it.
     pub site_lease: Duration,
@@ -193,6 +195,7 @@ impl Config {
             token_file: None,
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),
+            gangs: BTreeMap::new(),
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
             durability: Durability::None,
@@ -239,8 +242,11 @@ impl Config {
     }
 }
 
+/// Members of a gang at most.
+pub(crate) const MAX_GANG: usize = 64;
+
 /// What may stand at the top of a file.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "cluster",
     "site",
     "members",
@@ -251,6 +257,7 @@ const KEYS: [&str; 14] = [
     "token_file",
     "pools",
     "semaphores",
+    "gangs",
     "protocol",
     "site_lease",
     "etcd",
@@ -328,7 +335,58 @@ impl Reader<'_> {
         self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
         self.semaphores(table, &mut config);
+        self.gangs(table, &mut config);
         config
+    }
+
+    fn gangs(&mut self, table: &Table<'_>, config: &mut Config) {
+        for (name, value) in self.table(table, "gangs").into_iter().flatten() {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let name = name.get_ref();
+            let Some(list) = value.get_ref().as_table() else {
+                let text = format!("write [gangs.{name}], and SITE = \"POOL:K\" for each member");
+                self.wrong(value.span(), text);
+                continue;
+            };
+            let mut members = Members::new();
+            let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+            for (site, value) in list {
+                let want = value.get_ref().as_str().and_then(crate::api::parse_want);
+                let Some(want) = want else {
+                    let text = "what a member needs is written \"POOL:K\", more with commas";
+                    self.wrong(value.span(), text);
+                    continue;
+                };
+                // With etcd, sites come and go.
+                if config.etcd.is_empty() && !config.members.contains_key(site.get_ref().as_ref()) {
+                    let text = format!("gang `{name}`: there is no site `{}`", site.get_ref());
+                    self.wrong(site.span(), text);
+                }
+                for (pool, units) in &want {
+                    *sums.entry(pool.clone()).or_default() += u64::from(*units);
+                }
+                members.insert(site.get_ref().to_string(), want);
+            }
+            for (pool, sum) in sums {
+                let text = match config.pools.get(&pool) {
+                    None => format!("gang `{name}`: there is no pool `{pool}`"),
+                    Some(it) if u64::from(it.units) < sum => format!(
+                        "gang `{name}`: its members ask for {sum} units of pool `{pool}` together, \
+                         which has {}",
+                        it.units
+                    ),
+                    Some(_) => continue,
+                };
+                self.wrong(value.span(), text);
+            }
+            if list.is_empty() || list.len() > MAX_GANG {
+                let text = format!("gang `{name}`: a gang has 1 to {MAX_GANG} members");
+                self.wrong(value.span(), text);
+            }
+            config.gangs.insert(name.to_string(), members);
+        }
     }
 
     fn semaphores(&mut self, table: &Table<'_>, config: &mut Config) {

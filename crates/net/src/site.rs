@@ -560,7 +560,7 @@ impl Site {
             | Call::Ahead { .. }
             | Call::Semaphores
             | Call::Gangs
-            | Call::PutGang(_)
+            | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
@@ -606,7 +606,7 @@ impl Site {
             | Call::Add { .. }
             | Call::Semaphores
             | Call::Gangs
-            | Call::PutGang(_)
+            | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)

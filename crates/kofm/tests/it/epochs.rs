@@ -225,7 +225,7 @@ fn with_etcd_sites_come_and_go() {
             members.join("\n"),
         );
         let path = dir.join(format!("s{site}.toml"));
-        std::fs::write(&path, text).unwrap();
+        fs::write(&path, text).unwrap();
         path
     };
     let first = start(0, &[0, 1]);
@@ -248,7 +248,7 @@ fn with_etcd_sites_come_and_go() {
     granted(&third, "gpu:2");
     let members = || {
         let output = command(&http, &["members", "--json"]).output().unwrap();
-        let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let list = list.as_array().cloned().unwrap_or_default();
         list.iter().filter(|it| it["member"] == true).count()
     };
@@ -259,5 +259,5 @@ fn with_etcd_sites_come_and_go() {
     until("two are left", || members() == 2);
     granted(&http, "gpu:2");
     drop(processes);
-    std::fs::remove_dir_all(dir).ok();
+    fs::remove_dir_all(dir).ok();
 }

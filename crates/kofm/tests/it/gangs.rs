@@ -93,6 +93,62 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
 }
 
 #[test]
+fn three_gangs_overlap_a_site_is_killed_and_no_gang_holds_a_part() {
+    let gangs = "[pools]\ngpu = 2\n[gangs.one]\ns0 = \"gpu\"\ns1 = \"gpu\"\n\
+                 [gangs.two]\ns1 = \"gpu\"\ns2 = \"gpu\"\n[gangs.three]\ns0 = \"gpu\"\ns2 = \"gpu\"\n";
+    let mut cluster = Cluster::start(3, gangs);
+    cluster.members(1, 3);
+    let dir = temp_dir();
+    let member = |cluster: &Cluster, gang: &str, site: usize, script: &str| {
+        let name = format!("s{site}");
+        let script = format!("touch {gang}-{name}; {script}");
+        let args = ["gang", "run", gang, "--as", &name, "--ttl", "3s", "--", "sh", "-c", &script];
+        let mut command = cluster.command(site, &args);
+        command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let started = |gang: &str, sites: [usize; 2]| {
+        sites.iter().all(|site| dir.join(format!("{gang}-s{site}")).exists())
+    };
+    let (first, mut killed) =
+        (member(&cluster, "one", 0, "sleep 60"), member(&cluster, "one", 1, "sleep 60"));
+    until("the first runs", || started("one", [0, 1]));
+    let waits = [member(&cluster, "two", 1, "true"), member(&cluster, "two", 2, "true")];
+    let mut third = [member(&cluster, "three", 0, "true"), member(&cluster, "three", 2, "true")];
+    until("the others wait", || {
+        let list = cluster.json(0, &["gang", "ls", "--json"]);
+        let states = list.as_array().unwrap().iter().map(|it| it["state"].clone());
+        states.filter(|it| it == "queued").count() == 2
+    });
+    // The host dies with everything on it.
+    cluster.kill(1);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let [mut dead, alone] = waits;
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    let lost = first.wait_with_output().unwrap();
+    assert_eq!(lost.status.code(), Some(76), "{}", text(&lost.stderr));
+    let told = alone.wait_with_output().unwrap();
+    assert!(text(&told.stderr).contains("s1"), "it is told why: {}", text(&told.stderr));
+    for child in &mut third {
+        assert_eq!(exit_code(child), 0, "a gang without the dead site runs");
+    }
+    assert!(started("three", [0, 2]));
+    assert!(!dir.join("two-s2").exists(), "nobody starts with a part");
+    cluster.all_free("gpu");
+    cluster.restart(1);
+    cluster.members(1, 3);
+    for file in ["one-s0", "one-s1"] {
+        std::fs::remove_file(dir.join(file)).unwrap();
+    }
+    let again = [member(&cluster, "one", 0, "true"), member(&cluster, "one", 1, "true")];
+    for mut child in again {
+        assert_eq!(exit_code(&mut child), 0, "the gang is still known, and runs again");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
 fn nonsense_is_refused_with_its_reason() {
     let cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
     cluster.connected();

@@ -172,8 +172,6 @@ pub(crate) struct Core {
     tallies: Option<Tallies>,
     earlier: Option<BTreeMap<tallies::Key, Tally>>,
 
-    /// Gangs by name, with those that were removed.
-    gangs: BTreeMap<String, api::GangEntry>,
     /// Gangs whose members meet here.
     rallies: BTreeMap<String, gangs::Rally>,
     /// Since when members of gangs are away.
@@ -402,7 +400,7 @@ impl Core {
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
             change,
-            plan: Plan::default(),
+            plan: Plan { gangs: config.gangs.clone(), ..Plan::default() },
             journal,
             legacy,
             stopped: false,
@@ -410,7 +408,6 @@ impl Core {
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
             semaphores: Vec::new(),
-            gangs: BTreeMap::new(),
             rallies: BTreeMap::new(),
             away: HashMap::new(),
             semaphore_by_name: HashMap::new(),

@@ -248,9 +248,9 @@ impl Site {
         Ok(list)
     }
 
-    /// Brings about what a configuration file changes of pools and semaphores against an earlier
-    /// one: what the two have in common stays as it is, whatever was changed by command. Says what
-    /// came of each.
+    /// Brings about what a configuration file changes of pools, semaphores and gangs against an
+    /// earlier one: what the two have in common stays as it is, whatever was changed by command.
+    /// Says what came of each.
     pub async fn reload(
         &self,
         from: &Config,
@@ -273,6 +273,15 @@ impl Site {
         }
         for name in from.semaphores.keys().filter(|name| !to.semaphores.contains_key(*name)) {
             done.push((format!("semaphore {name}, removed"), self.remove_semaphore(name).await));
+        }
+        for (name, members) in &to.gangs {
+            if from.gangs.get(name) != Some(members) {
+                let spec = api::PutGang { members: api::GangMembers(members.clone()) };
+                done.push((format!("gang {name}"), self.put_gang(name, spec).await));
+            }
+        }
+        for name in from.gangs.keys().filter(|name| !to.gangs.contains_key(*name)) {
+            done.push((format!("gang {name}, removed"), self.remove_gang(name).await));
         }
         done
     }

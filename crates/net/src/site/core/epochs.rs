@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
-use crate::api::{self, Answer, Code, Hold, State, Submit};
+use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
 use crate::boottime::Moment;
 use crate::config::{MAX_SITES, PoolConfig, check_name};
 use crate::engine;
@@ -89,6 +89,8 @@ pub(super) enum Edit {
     Pool(String, Option<PlannedPool>),
     /// Makes or removes a semaphore.
     Semaphore(String, Option<PlannedSemaphore>),
+    /// Makes, changes or removes a gang.
+    Gang(String, Members),
     /// Takes a site out of the cluster.
     Leave(String),
 }
@@ -460,6 +462,11 @@ impl Core {
             match edit {
                 Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
                 Edit::Semaphore(name, it) => self.plan_semaphore(&name, it, reply),
+                Edit::Gang(name, members) => {
+                    let mut plan = self.plan.clone();
+                    plan.put_gang(name, members);
+                    self.change_plan(plan, Some(reply));
+                }
                 Edit::Leave(name) => self.plan_leave(&name, reply),
             }
         }

@@ -231,9 +231,11 @@ impl Core {
                 Ok(Answer::Done)
             }
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
-            Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
-            Call::PutGang(entry) => self.put_gang(entry),
-            Call::Join(call) => self.join(&call),
+            Call::Gangs => Ok(Answer::Gangs(self.plan.gangs.clone())),
+            Call::SetGang { name, members } => {
+                return self.set_gang(name, members, reply);
+            }
+            Call::Join(call) => return self.join(call, reply),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
                 return self.edit(Edit::Semaphore(name, semaphore), reply);
