@@ -82,7 +82,7 @@ pub(crate) fn start(
 /// Whether it heals by itself from anything: lost messages and peers without memory are faults like
 /// others to it.
 pub(crate) fn heals(kind: Kind) -> bool {
-    kind.profile().survives.contains(&"arbitrary-start")
+    kind.profile().survives("arbitrary-start")
 }
 
 /// The engine for a protocol as an epoch begins.

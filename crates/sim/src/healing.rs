@@ -127,7 +127,7 @@ pub fn from_anywhere<R: Rules>(
         seed,
         ..Setup::new(Cluster { topology, ..Cluster::new(sites, units) })
     };
-    run::<Tree<R>, _>(&setup, &mut Blind)
+    run::<Tree<R>>(&setup, &mut Blind)
 }
 
 /// What many runs from anywhere came to.
@@ -191,7 +191,7 @@ pub fn idle<R: Rules>(topology: &Topology, sites: u16, units: u32, seed: u64) ->
         seed,
         ..Setup::new(Cluster { topology: topology.clone(), ..Cluster::new(sites, units) })
     };
-    let report = run::<Tree<R>, _>(&setup, &mut Blind);
+    let report = run::<Tree<R>>(&setup, &mut Blind);
     // The first of all to have thought enough asks: soon after the shortest time.
     (report.messages as f64 / QUIET, report.wait_mean())
 }

@@ -2,8 +2,10 @@
 //!
 //! [`world`] is the cluster as a value; [`exhaustive`] tries everything that can happen in it;
 //! [`seeded`] lets one thing after another happen in virtual time, drawn from a seed; [`trace`]
-//! writes down what happened and runs it again.
+//! writes down what happened and runs it again. [`chosen`] does all that with a protocol which is
+//! chosen at run time.
 
+pub mod chosen;
 pub mod exhaustive;
 pub mod fairness;
 pub mod faults;

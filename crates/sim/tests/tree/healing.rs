@@ -54,7 +54,7 @@ fn corruption_in_the_middle_of_a_run_heals() {
             seed,
             ..Setup::new(Cluster::new(5, 3))
         };
-        let report = run::<Tree, _>(&setup, &mut Blind);
+        let report = run::<Tree>(&setup, &mut Blind);
         assert!(report.is_clean(), "{seed}: {:?}", report.violations);
         assert!(report.stabilised.is_some_and(|healed| healed.faults > 0), "{seed}");
     }

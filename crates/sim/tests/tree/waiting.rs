@@ -26,7 +26,7 @@ fn passed<R: Rules>(seeds: u64) {
             seed,
             ..Setup::new(Cluster { topology, ..Cluster::new(sites, units) })
         };
-        let report = run::<Tree<R>, _>(&setup, &mut Blind);
+        let report = run::<Tree<R>>(&setup, &mut Blind);
         assert!(report.is_clean(), "{setup:?}: {:?}", report.violations);
         let bound = 2 * units * (2 * u32::from(sites) - 3);
         assert!(report.overtaken_max <= bound, "{} > {bound}: {setup:?}", report.overtaken_max);
