@@ -371,9 +371,12 @@ impl Run {
             let left = self.wait.map(|wait| wait.saturating_sub(Moment::now().since(since)));
             let mut pause = Duration::ZERO;
             match joined {
-                Ok(joined) if joined.state == "running" => return Ok((joined, sent)),
+                // Its time counts from when it asked: it asks once more without waiting.
+                Ok(joined) if joined.state == "running" => match spec.wait.take() {
+                    Some(_) => continue,
+                    None => return Ok((joined, sent)),
+                },
                 Ok(joined) => {
-                    spec.run = None;
                     // The next answer comes when there is news.
                     spec.wait = Some(left.unwrap_or(NEWS).min(NEWS));
                     let text = match joined.missing.as_slice() {
@@ -412,7 +415,8 @@ impl Run {
         let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
         let env = self.env(&joined.member, told(&lease, fence, &joined.units));
         let mut guard = start_guard(&self.command, &env).await?;
-        let ttl = Duration::from_millis(joined.ttl_ms);
+        let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
+        let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
         guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
         let mut pause = ttl / 3;
         let mut lost = None;
@@ -430,8 +434,8 @@ impl Run {
                     let sent = Moment::now();
                     pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, self.join(client, &spec)).await {
-                        Ok(Ok(_)) => {
-                            guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
+                        Ok(Ok(joined)) => {
+                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await?;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {

@@ -522,6 +522,8 @@ pub struct Joined {
     pub lease: Option<String>,
     /// How long the member may be silent.
     pub ttl_ms: u64,
+    /// How long it may go on working without another word, counted from when it asked.
+    pub expires_in_ms: u64,
 }
 
 impl Joined {
@@ -536,6 +538,7 @@ impl Joined {
             fence: None,
             lease: None,
             ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+            expires_in_ms: 0,
         }
     }
 }

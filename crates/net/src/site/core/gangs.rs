@@ -238,6 +238,9 @@ impl Core {
         }
         let request = rally.request.and_then(|key| self.requests.get(&key));
         let lease = request.and_then(|request| self.lease_view(request));
+        let now = Moment::now();
+        let left = request.and_then(|request| request.lease.as_ref());
+        let left = left.map_or(Duration::ZERO, |lease| self.expires_in(lease, now));
         let missing = rally.members.keys().filter(|name| !rally.here.contains_key(*name));
         let state = match (request.map(|it| it.state), rally.request) {
             (Some(State::Granted), _) => "running",
@@ -256,6 +259,8 @@ impl Core {
             fence: lease.as_ref().map(|lease| lease.fence),
             lease: lease.as_ref().map(|lease| lease.id.clone()),
             ttl_ms: super::millis(rally.ttl),
+            // What the lease and this site's right to grant allow, if that is less.
+            expires_in_ms: super::millis(left.min(rally.ttl)),
         })))
     }
 
