@@ -4,7 +4,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use kofm_core::{Cluster, Kind, Protocol, Visitor};
+use kofm_core::{Cluster, Kind, Protocol, Service, Visitor};
 
 use crate::exhaustive::{self, explore as explore_one};
 use crate::fairness::{Fairness, fairness};
@@ -119,9 +119,13 @@ pub fn explore(
             });
             let script = of_groups.as_ref().unwrap_or(script);
             let found = explore_one::<P>(cluster, script, limit, seen);
-            // All of them were seen: there are no more.
-            let all = script.endless && found.complete;
-            let for_ever = all.then(|| fairness::<P>(cluster, script, !named, u32::MAX)).flatten();
+            let for_ever = if const { matches!(P::PROFILE.serves, Service::Group) } {
+                // All of them were seen: there are no more.
+                let all = script.endless && found.complete;
+                all.then(|| fairness::<P>(cluster, script, !named, u32::MAX)).flatten()
+            } else {
+                None
+            };
             shown(found, for_ever)
         }
     }

@@ -44,10 +44,10 @@ impl<V: Visitor> Visitor for OnTopology<V> {
     type Output = V::Output;
 
     fn visit<P: Protocol>(self) -> V::Output {
-        if self.full || P::PROFILE.gathers {
-            self.visitor.visit::<P>()
-        } else {
-            self.visitor.visit::<Routed<P>>()
+        // Asked first, so that nobody is compiled with routes who never needs them.
+        if const { !P::PROFILE.gathers } && !self.full {
+            return self.visitor.visit::<Routed<P>>();
         }
+        self.visitor.visit::<P>()
     }
 }
