@@ -51,6 +51,9 @@ on this machine. Otherwise run this on each member's machine, against its own si
   s0$ kofm gang run train --as s0 -- torchrun …
   s1$ kofm gang run train --as s1 -- torchrun …
 
+Gangs of the rota, which the configuration fixes, are run in this way too; under `groups`, where
+they take turns, it is `kofm gang run rota --as SITE`, and KOFM_GANG says whose turn it is.
+
 Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
 lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
 
@@ -204,8 +207,8 @@ impl Run {
         if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
     }
 
-    fn env(&self, member: &str, rest: Vec<(String, String)>) -> Vec<(String, String)> {
-        let own = [("KOFM_GANG", self.name.as_str()), ("KOFM_MEMBER", member)];
+    fn env(gang: &str, member: &str, rest: Vec<(String, String)>) -> Vec<(String, String)> {
+        let own = [("KOFM_GANG", gang), ("KOFM_MEMBER", member)];
         let own = own.map(|(variable, value)| (variable.to_owned(), value.to_owned()));
         own.into_iter().chain(rest).collect()
     }
@@ -281,7 +284,7 @@ impl Run {
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
         let mut crew = Crew::new();
         for (member, units) in shares {
-            let env = self.env(member, told(&lease.id, lease.fence, units));
+            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
             let guard = start_guard(&self.command, &env).await?;
             crew.add(member, guard);
             crew.until(until, ttl, self.kill_grace).await?;
@@ -380,6 +383,7 @@ impl Run {
                     // The next answer comes when there is news.
                     spec.wait = Some(left.unwrap_or(NEWS).min(NEWS));
                     let text = match joined.missing.as_slice() {
+                        [] if joined.state == "waiting" => "waiting for its turn".to_owned(),
                         [] => "all members are there; waiting for their units".to_owned(),
                         missing => format!("waiting for {}", missing.join(", ")),
                     };
@@ -413,7 +417,7 @@ impl Run {
     ) -> Result<u8, Exit> {
         let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
         let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
-        let env = self.env(&joined.member, told(&lease, fence, &joined.units));
+        let env = Self::env(&joined.gang, &joined.member, told(&lease, fence, &joined.units));
         let mut guard = start_guard(&self.command, &env).await?;
         let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
         let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));

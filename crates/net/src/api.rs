@@ -510,7 +510,8 @@ pub struct Joined {
     pub member: String,
     /// The run that it takes part in.
     pub run: String,
-    /// `gathering` while members are missing, `queued`, `running` or `done`.
+    /// `gathering` while members are missing, `queued`, `running` or `done`; in the rota `waiting`
+    /// before `running`.
     pub state: String,
     /// Members that are not there.
     pub missing: Vec<String>,
@@ -694,6 +695,8 @@ pub(crate) enum Call {
     },
     Semaphores,
     Gangs,
+    /// Gangs of the rota that somebody here waits or works for.
+    Rota,
     /// Makes a gang or gives it other members; without any it is removed.
     SetGang {
         name: String,
@@ -751,6 +754,7 @@ pub(crate) enum Answer {
     Taken(Taken),
     Semaphores(Vec<SemaphoreShare>),
     Gangs(BTreeMap<String, Members>),
+    Rota(Vec<(String, bool)>),
     Joined(Box<Joined>),
     /// How many happened up to the last of these, and these.
     Events {

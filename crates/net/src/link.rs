@@ -53,6 +53,8 @@ pub(crate) enum Payload {
     Answer { number: u64, body: Vec<u8> },
     /// The epoch changes.
     Change { message: Vec<u8> },
+    /// The rota that began with this epoch speaks.
+    Rota { since: u64, clock: Clock, message: Vec<u8> },
 }
 
 /// What links tell the site.

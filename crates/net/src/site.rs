@@ -560,6 +560,7 @@ impl Site {
             | Call::Ahead { .. }
             | Call::Semaphores
             | Call::Gangs
+            | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)
@@ -606,6 +607,7 @@ impl Site {
             | Call::Add { .. }
             | Call::Semaphores
             | Call::Gangs
+            | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)

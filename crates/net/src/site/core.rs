@@ -11,6 +11,7 @@ mod inputs;
 mod leases;
 mod legacy;
 mod requests;
+mod rota;
 mod semaphores;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -174,6 +175,7 @@ pub(crate) struct Core {
 
     /// Gangs whose members meet here.
     rallies: BTreeMap<String, gangs::Rally>,
+    rota: Option<rota::Rota>,
     /// Since when members of gangs are away.
     away: HashMap<SiteId, Moment>,
 
@@ -353,6 +355,8 @@ enum Timer {
     Members(u64),
     /// Members of a gang meet.
     Rally(String),
+    /// Clients of the rota are looked after.
+    Rota,
 }
 
 enum Todo {
@@ -409,6 +413,7 @@ impl Core {
             pool_by_name: HashMap::new(),
             semaphores: Vec::new(),
             rallies: BTreeMap::new(),
+            rota: None,
             away: HashMap::new(),
             semaphore_by_name: HashMap::new(),
             takers: HashMap::new(),
@@ -449,8 +454,14 @@ impl Core {
             }
             core.expect_semaphores(&Plan::first(config));
             core.install_nothing();
+            if let Some(rota) = &config.rota {
+                core.expect_rota(rota);
+            }
             core.watch_epochs();
             return core;
+        }
+        if let Some(rota) = &config.rota {
+            core.begin_rota(rota);
         }
         // One engine per protocol, in the order of the protocols: the order in which a demand over
         // several of them is granted, at every site the same.
@@ -528,6 +539,7 @@ impl Core {
                 Timer::Tick => self.tick(),
                 Timer::Members(key) => self.look_after(key),
                 Timer::Rally(name) => self.rally_again(name),
+                Timer::Rota => self.sweep_rota(),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));

@@ -10,7 +10,7 @@ use crate::api::{
     self, Answer, Call, Code, Gang, JoinCall, JoinGang, Joined, Members, PutGang, StartGang,
     Started, Submit,
 };
-use crate::config::{MAX_GANG, SEAT, check_name};
+use crate::config::{MAX_GANG, ROTA, SEAT, check_name};
 
 impl Site {
     /// All gangs, and the sites that did not answer.
@@ -29,7 +29,9 @@ impl Site {
             };
             Gang { name, members, state: state.to_owned() }
         };
-        Ok((entries.into_iter().map(show).collect(), missing))
+        let mut list: Vec<Gang> = entries.into_iter().map(show).collect();
+        list.extend(self.rota_gangs().await?);
+        Ok((list, missing))
     }
 
     /// One gang.
@@ -46,18 +48,27 @@ impl Site {
         if members.is_empty() || members.len() > MAX_GANG {
             return Err(malformed(format!("a gang has 1 to {MAX_GANG} members")));
         }
+        self.not_in_rota(name)?;
         self.check_members(&members).await?;
         self.set_gang(name, members).await
     }
 
     /// Removes a gang. A run of it goes on.
     pub async fn remove_gang(&self, name: &str) -> Result<(), api::Error> {
+        self.not_in_rota(name)?;
         self.gang(name).await?;
         self.set_gang(name, Members::new()).await
     }
 
     /// Asks for everything that a gang needs; whoever asks starts all members, or none.
     pub async fn start_gang(&self, name: &str, spec: StartGang) -> Result<Started, api::Error> {
+        if self.in_rota(name) {
+            let text = format!(
+                "gang `{name}` is in the rota: each member joins at its own site; run `kofm gang \
+                 run {name} --as SITE -- …` there"
+            );
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
         let gang = self.gang(name).await?;
         self.check_members(&gang.members).await?;
         let away = gang.members.keys().find(|member| !self.is_here(member));
@@ -87,7 +98,10 @@ impl Site {
     /// A member says that it is there, that it still is, or that it is done: those of a gang meet
     /// at the site of the first.
     pub async fn join_gang(&self, name: &str, spec: JoinGang) -> Result<Joined, api::Error> {
-        let members = self.gang_list().await?.remove(name).ok_or_else(|| unknown(name))?;
+        let members = match self.rota_members(name) {
+            Some(members) => members,
+            None => self.gang_list().await?.remove(name).ok_or_else(|| unknown(name))?,
+        };
         if !members.contains_key(&spec.member) {
             let text = format!("`{}` is not a member of gang `{name}`", spec.member);
             return Err(api::Error::new(Code::Malformed, text));
@@ -96,7 +110,8 @@ impl Site {
             let text = "`token` is a name of your own, up to 200 bytes";
             return Err(api::Error::new(Code::Malformed, text));
         }
-        let first = members.keys().next().and_then(|first| self.0.config.number_of(first));
+        let place = if self.in_rota(name) { Some(&spec.member) } else { members.keys().next() };
+        let first = place.and_then(|first| self.0.config.number_of(first));
         let (member, token, run) = (spec.member, spec.token, spec.run);
         let ttl = spec.ttl.unwrap_or(super::core::DEFAULT_TTL);
         let (name, owner, leave) = (name.to_owned(), spec.owner, spec.leave);
@@ -124,6 +139,50 @@ impl Site {
             return Ok(*joined);
         }
         if matches!(answer, Answer::Done) { Ok(echo) } else { Err(nonsense()) }
+    }
+
+    fn in_rota(&self, name: &str) -> bool {
+        let rota = self.0.config.rota.as_ref();
+        rota.is_some_and(|rota| name == ROTA || rota.gangs.contains_key(name))
+    }
+
+    fn not_in_rota(&self, name: &str) -> Result<(), api::Error> {
+        if !self.in_rota(name) {
+            return Ok(());
+        }
+        let text = format!("gang `{name}` is in the rota, which only the configuration changes");
+        Err(api::Error::new(Code::Unsupported, text))
+    }
+
+    /// The members of a gang in the rota, or of all of them under its own name.
+    fn rota_members(&self, name: &str) -> Option<Members> {
+        let rota = self.0.config.rota.as_ref().filter(|_| self.in_rota(name))?;
+        let gangs = rota.gangs.iter().filter(|it| name == ROTA || it.0 == name);
+        let need = |site: &String| {
+            let list = rota.needs.get(site).into_iter().flatten();
+            (site.clone(), list.map(|resource| (resource.clone(), 1)).collect())
+        };
+        Some(gangs.flat_map(|it| it.1).map(need).collect())
+    }
+
+    async fn rota_gangs(&self) -> Result<Vec<Gang>, api::Error> {
+        let Some(rota) = &self.0.config.rota else { return Ok(Vec::new()) };
+        let (seen, _) =
+            self.gather(Call::Rota, |answer| {
+                if let Answer::Rota(list) = answer { list } else { Vec::new() }
+            })
+            .await?;
+        let gang = |name: &String| {
+            let mut words = seen.iter().filter(|it| it.0 == *name).map(|it| it.1);
+            let state = match words.clone().next() {
+                None => "idle",
+                Some(_) if words.any(|works| works) => "running",
+                Some(_) => "queued",
+            };
+            let members = self.rota_members(name).unwrap_or_default();
+            Gang { name: name.clone(), members, state: state.to_owned() }
+        };
+        Ok(rota.gangs.keys().map(gang).collect())
     }
 
     fn is_here(&self, member: &str) -> bool {

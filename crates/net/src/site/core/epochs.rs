@@ -172,7 +172,7 @@ impl Change {
     }
 
     /// How long after an epoch began the leases of those who are not in it are certainly over.
-    fn quarantine(&self) -> Duration {
+    pub(super) fn quarantine(&self) -> Duration {
         self.lease * (100 + RATE) / (100 - RATE) + MARGIN
     }
 
@@ -659,6 +659,7 @@ impl Core {
             self.metrics.expired += 1;
             self.end(key, State::Expired, cause);
         }
+        self.lose_rota(cause);
     }
 
     fn look_around(&mut self) {
@@ -896,6 +897,7 @@ impl Core {
         self.trim(record, &stay);
         self.trim_semaphores(record);
         self.inherit(record);
+        self.install_rota(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
@@ -1059,6 +1061,7 @@ impl Core {
         // Before anybody who hears of a smaller pool can ask for what is to go.
         self.drain_pools();
         self.answer_plan();
+        self.resume_rota();
     }
 
     /// The others have gone on without this site: it starts again, as somebody else.
@@ -1088,6 +1091,8 @@ impl Core {
         for key in kept {
             self.end(key, State::Expired, cause);
         }
+        self.lose_rota(cause);
+        self.forget_rota();
         for pool in &mut self.pools {
             pool.used.clear();
             pool.quarantined = 0;

@@ -64,6 +64,7 @@ impl Core {
                 }
             }
             Payload::Change { message } => self.on_change_message(from, &message),
+            Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
             Payload::Ask { number, body } => match serde_json::from_slice(&body) {
                 Ok(call) => self.on_call(call, Responder::Peer(from, number)),
                 Err(_) => self.fault(from, "a question that makes no sense"),
@@ -231,9 +232,13 @@ impl Core {
                 Ok(Answer::Done)
             }
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::Rota => Ok(Answer::Rota(self.rota_view())),
             Call::Gangs => Ok(Answer::Gangs(self.plan.gangs.clone())),
             Call::SetGang { name, members } => {
                 return self.set_gang(name, members, reply);
+            }
+            Call::Join(call) if self.rota.as_ref().is_some_and(|it| it.knows(&call.name)) => {
+                return self.join_rota(call, reply);
             }
             Call::Join(call) => return self.join(call, reply),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
