@@ -142,6 +142,13 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
             )));
         }
     }
+    if let Some(fault) = args.faults.iter().find(|fault| fault.needs_epochs())
+        && args.trace.is_some()
+    {
+        return Err(Exit::usage(format!(
+            "--trace: steps of a run with `{fault}` go through epochs, which no trace records"
+        )));
+    }
     if profile.serves == Service::Gang && args.partial {
         return Err(Exit::usage("--partial: a share of a gang is given back whole"));
     }
