@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use kofm_core::epoch::Record;
-use kofm_core::{Clock, Cluster, GroupId, Grouping, Kind, SiteId, Stamp, Unit, Units};
+use kofm_core::{Clock, Cluster, Demand, GroupId, Grouping, Kind, SiteId, Stamp, Unit, Units};
 use serde::{Deserialize, Serialize};
 use tracing::{error, info};
 
@@ -43,6 +43,10 @@ pub(crate) struct Rota {
     /// From when on claims are made.
     from: Option<Moment>,
     sitters: VecDeque<Sitter>,
+    /// Other sites where somebody sits for a gang, and for which it was said that somebody does here:
+    /// a gang that is not all there claims nothing, and so holds up nobody.
+    here: BTreeSet<(String, SiteId)>,
+    said: BTreeSet<String>,
     timer: bool,
 }
 
@@ -75,6 +79,8 @@ enum Word {
     Protocol(Vec<u8>),
     /// A member of this gang is not heard of any more.
     Lost { gang: String, member: String },
+    /// Somebody sits here for a gang, or nobody does any more.
+    Here { gang: String, here: bool },
 }
 
 impl Rota {
@@ -138,8 +144,36 @@ impl Rota {
             lives,
             from: None,
             sitters: VecDeque::new(),
+            here: BTreeSet::new(),
+            said: BTreeSet::new(),
             timer: false,
         }
+    }
+
+    /// The other members of a gang that can work.
+    fn others(&self, gang: &str, me: SiteId) -> Vec<SiteId> {
+        let place = self.gangs.iter().position(|name| name == gang);
+        let group = place.and_then(|place| u16::try_from(place).ok()).map(GroupId);
+        let members = group.map_or(&[][..], |group| self.grouping.members(group));
+        members.iter().copied().filter(|&site| site != me).collect()
+    }
+
+    /// What a client may claim now.
+    fn demand(&self, sitter: &Sitter, me: SiteId) -> Option<Demand> {
+        if sitter.claim.is_some() || sitter.lost.is_some() {
+            return None;
+        }
+        let Some(gang) = &sitter.gang else {
+            let taken = self.sitters.iter().any(|it| it.claim.is_some());
+            return (!taken).then(|| self.grouping.demand(me));
+        };
+        let place = self.gangs.iter().position(|it| it == gang)?;
+        let taken = self.sitters.iter().any(|it| it.claim.is_some() && it.gang == sitter.gang);
+        let here = |&site: &SiteId| self.here.contains(&(gang.clone(), site));
+        if taken || !self.others(gang, me).iter().all(here) {
+            return None;
+        }
+        Some(self.grouping.demand_for(me, GroupId(u16::try_from(place).ok()?)))
     }
 
     /// Whether this name is one of its gangs, or the rota itself.
@@ -155,11 +189,12 @@ impl Rota {
         self.sitters.iter_mut().find(|it| it.claim == Some(claim))
     }
 
-    /// Members of a gang that are not there.
-    fn missing(&self, gang: &str, names: &[(SiteId, String)]) -> Vec<String> {
+    /// Members of a gang that are not there, or for which nobody sits.
+    fn missing(&self, gang: &str, me: SiteId, names: &[(SiteId, String)]) -> Vec<String> {
         let gone = |name: &&String| {
             let number = names.iter().find(|it| it.1 == **name).map(|it| it.0);
-            number.is_none_or(|site| !self.lives.contains_key(&site))
+            let here = |site| site == me || self.here.contains(&(gang.to_owned(), site));
+            number.is_none_or(|site| !self.lives.contains_key(&site) || !here(site))
         };
         self.config.gangs.get(gang).into_iter().flatten().filter(gone).cloned().collect()
     }
@@ -222,6 +257,7 @@ impl Core {
         // In the first epoch of a cluster nothing was granted before.
         let wait = if epoch == 1 { Duration::ZERO } else { wait };
         rota.from = Some(Moment::now().after(wait));
+        self.seat();
         self.rota_news();
     }
 
@@ -229,6 +265,7 @@ impl Core {
     pub(super) fn forget_rota(&mut self) {
         if let Some(rota) = &mut self.rota {
             (rota.since, rota.from) = (0, None);
+            (rota.here, rota.said) = (BTreeSet::new(), BTreeSet::new());
             for sitter in &mut rota.sitters {
                 sitter.claim = None;
             }
@@ -330,7 +367,7 @@ impl Core {
         if let Some(cause) = &sitter.lost {
             return Err(gone(cause));
         }
-        let missing = sitter.gang.as_ref().map(|gang| rota.missing(gang, &names));
+        let missing = sitter.gang.as_ref().map(|gang| rota.missing(gang, self.me, &names));
         let work = sitter.work.as_ref();
         let left = work.map_or(Duration::ZERO, |_| sitter.ttl);
         let (units, fence, lease) = work.map_or((BTreeMap::new(), None, None), |work| {
@@ -370,30 +407,34 @@ impl Core {
         self.seat();
     }
 
-    /// Lets the first client that can work claim, if nobody of this site has.
+    /// Tells the others for which gangs somebody sits here, and lets those claim who can.
     fn seat(&mut self) {
         let (me, now) = (self.me, Moment::now());
-        let Some(rota) = &mut self.rota else { return };
-        let closed = rota.from.is_none_or(|from| now < from);
-        if closed || rota.sitters.iter().any(|it| it.claim.is_some() || it.work.is_some()) {
-            return;
+        let Some(rota) = self.rota.as_mut().filter(|it| it.from.is_some()) else { return };
+        let waiting = rota.sitters.iter().filter(|it| it.lost.is_none());
+        let named: BTreeSet<String> = waiting.filter_map(|it| it.gang.clone()).collect();
+        let said = std::mem::replace(&mut rota.said, named.clone());
+        let since = rota.since;
+        let mut words = Vec::new();
+        for gang in named.symmetric_difference(&said) {
+            let word = Word::Here { gang: gang.clone(), here: named.contains(gang) };
+            words.extend(rota.others(gang, me).into_iter().map(|site| (site, encode(&word))));
         }
-        let number = |gang: &String| {
-            let place = rota.gangs.iter().position(|it| it == gang)?;
-            u16::try_from(place).ok().map(GroupId)
-        };
-        let demand = |sitter: &Sitter| match &sitter.gang {
-            Some(gang) => Some(rota.grouping.demand_for(me, number(gang)?)),
-            None => Some(rota.grouping.demand(me)),
-        };
-        let fit = |sitter: &Sitter| demand(sitter).filter(|_| sitter.lost.is_none());
-        let found = rota.sitters.iter().position(|it| fit(it).is_some());
-        let Some((place, demand)) = found.and_then(|it| Some((it, fit(&rota.sitters[it])?))) else {
-            return;
-        };
-        let claim = rota.engine.next_stamp(self.clock);
-        rota.sitters[place].claim = Some(claim);
-        self.step_rota(Move::Claim { claim, demand });
+        for (site, message) in words {
+            let clock = self.clock;
+            self.send(site, &Payload::Rota { since, clock, message });
+        }
+        while let Some(rota) = &mut self.rota {
+            if rota.from.is_none_or(|from| now < from) {
+                return;
+            }
+            let mut free = rota.sitters.iter().enumerate();
+            let next = free.find_map(|(place, it)| Some((place, rota.demand(it, me)?)));
+            let Some((place, demand)) = next else { return };
+            let claim = rota.engine.next_stamp(self.clock);
+            rota.sitters[place].claim = Some(claim);
+            self.step_rota(Move::Claim { claim, demand });
+        }
     }
 
     fn step_rota(&mut self, first: Move) {
@@ -484,6 +525,22 @@ impl Core {
                 }
                 self.rota_news();
             }
+            Word::Here { gang, here: true } => {
+                // Not without bound, whatever is said.
+                if rota.others(&gang, self.me).contains(&from) {
+                    rota.here.insert((gang, from));
+                }
+                self.seat();
+            }
+            Word::Here { gang, here: false } => {
+                let sits = |it: &&mut Sitter| it.gang.as_ref() == Some(&gang) && it.work.is_none();
+                let claimed = |it: &mut Sitter| it.claim.take();
+                let claim = rota.sitters.iter_mut().filter(sits).find_map(claimed);
+                rota.here.remove(&(gang, from));
+                if let Some(claim) = claim {
+                    self.step_rota(Move::Withdraw { claim });
+                }
+            }
         }
     }
 
@@ -510,10 +567,9 @@ impl Core {
         }
         let since = rota.since;
         for gang in lost {
-            let group = rota_members(self.rota.as_ref(), &gang);
+            let group = self.rota.as_ref().map(|it| it.others(&gang, self.me)).unwrap_or_default();
             let message = encode(&Word::Lost { gang, member: self.site.to_string() });
-            let me = self.me;
-            for site in group.into_iter().filter(|&site| site != me) {
+            for site in group {
                 let (clock, message) = (self.clock, message.clone());
                 self.send(site, &Payload::Rota { since, clock, message });
             }
@@ -547,11 +603,4 @@ impl Core {
 
 fn encode(word: &Word) -> Vec<u8> {
     postcard::to_stdvec(word).expect("a plain value")
-}
-
-fn rota_members(rota: Option<&Rota>, gang: &str) -> Vec<SiteId> {
-    let place = rota.and_then(|it| it.gangs.iter().position(|name| name == gang));
-    let group = place.and_then(|place| u16::try_from(place).ok()).map(GroupId);
-    let members = rota.zip(group).map(|(rota, group)| rota.grouping.members(group).to_vec());
-    members.unwrap_or_default()
 }
