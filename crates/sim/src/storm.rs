@@ -35,8 +35,8 @@ const EVERY: Span = Span::Exponential(300.0);
 const LASTS: Span = Span::Exponential(100.0);
 
 /// Runs to the end: all claims made, granted and released, and everything healed.
-pub fn run<P: Protocol, R: Rules>(setup: &Setup) -> Report {
-    let mut storm = Storm::<P, R>::new(setup);
+pub fn run<P: Protocol, R: Rules>(setup: &Setup, rules: R) -> Report {
+    let mut storm = Storm::<P, R>::new(setup, rules);
     storm.start();
     while let Some(Reverse((at, _, place))) = storm.events.pop() {
         storm.now = at;
@@ -157,6 +157,7 @@ struct Live {
 
 struct Storm<'a, P: Protocol, R: Rules> {
     setup: &'a Setup,
+    rules: R,
     now: Time,
     places: Vec<Place<P, R>>,
     links: Vec<VecDeque<Parcel<P::Message>>>,
@@ -184,7 +185,7 @@ struct Storm<'a, P: Protocol, R: Rules> {
 }
 
 impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
-    fn new(setup: &'a Setup) -> Self {
+    fn new(setup: &'a Setup, rules: R) -> Self {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
         let sites = usize::from(cluster.sites);
@@ -193,7 +194,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let mut weather = seed.fork(4);
         let wrong = setup.faults.iter().any(|fault| matches!(fault, Fault::ClockRate));
         let mut place = |site: SiteId| Place {
-            member: Some(Member::new(site, 1, Arc::clone(&store))),
+            member: Some(Member::new(rules, site, 1, Arc::clone(&store))),
             life: 1,
             rate: if wrong { 1.0 + RHO * (2.0 * weather.unit() - 1.0) } else { 1.0 },
             leased: false,
@@ -209,6 +210,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         };
         Self {
             setup,
+            rules,
             now: 0,
             places: cluster.all().map(&mut place).collect(),
             links: (0..sites * sites).map(|_| VecDeque::new()).collect(),
@@ -660,13 +662,13 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     }
 
     fn begin_life(&mut self, site: SiteId) {
-        let (store, now) = (Arc::clone(&self.store), self.now);
+        let (store, now, rules) = (Arc::clone(&self.store), self.now, self.rules);
         let place = self.place(site);
-        if R::SLIP != Some(Slip::ReusesIncarnation) {
+        if !rules.slips(Slip::ReusesIncarnation) {
             place.life += 1;
         }
         let life = place.life;
-        place.member = Some(Member::new(site, life, Arc::clone(&store)));
+        place.member = Some(Member::new(rules, site, life, Arc::clone(&store)));
         place.leased = false;
         place.heard.fill(now);
         place.suspects = SiteSet::new();

@@ -17,6 +17,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     reports: &BTreeMap<SiteId, &Report>,
     plan: &C,
     over: u64,
+    rules: R,
 ) -> Record<C> {
     let epoch = record.epoch + 1;
     let stays = |(site, incarnation): &(&SiteId, &u64)| {
@@ -40,7 +41,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         .collect();
     let reports: &BTreeMap<SiteId, &Report> =
         &reports.iter().map(|(site, &told)| (*site, nothing.get(site).unwrap_or(told))).collect();
-    match R::SLIP {
+    match rules.slip() {
         Some(Slip::NeverEndsQuarantine) => {}
         Some(Slip::EndsEveryQuarantine) if over > 0 => quarantine.clear(),
         _ => quarantine.retain(|&since, _| since > over),
@@ -52,7 +53,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     for report in reports.values() {
         clock.merge(report.clock);
     }
-    if R::SLIP != Some(Slip::ClocksDoNotLeap) {
+    if !rules.slips(Slip::ClocksDoNotLeap) {
         clock = Clock { time: clock.time + LEAP, fence: clock.fence + LEAP };
     }
     let mut fresh = Quarantine { sites: departed, books: Vec::new() };
@@ -76,11 +77,11 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         fresh.books.push(match survey.counts {
             // Nobody holds what was taken.
             Some(_) => Withheld::default(),
-            None => missing(&survey, cluster, &kept, named(reports, number)),
+            None => missing(&survey, cluster, &kept, &books),
         });
         surveys.push(survey);
     }
-    let skips = R::SLIP == Some(Slip::SkipsQuarantine);
+    let skips = rules.slips(Slip::SkipsQuarantine);
     if !fresh.sites.is_empty() && !skips {
         quarantine.insert(epoch, fresh);
     }
@@ -169,12 +170,6 @@ fn without_books(report: &Report) -> Report {
     Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
 }
 
-/// Whether the units of a protocol have names.
-fn named(reports: &BTreeMap<SiteId, &Report>, number: usize) -> bool {
-    let mut books = reports.values().filter_map(|report| report.books.get(number));
-    books.any(|book| book.idle.is_some())
-}
-
 /// What the members have.
 fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster) -> Survey {
     let mut survey = Survey::default();
@@ -192,11 +187,20 @@ fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster
 }
 
 /// What nobody has reported and nobody waits for the end of: whoever departed just now may have it.
-fn missing(survey: &Survey, cluster: &Cluster, kept: &[&Withheld], named: bool) -> Withheld {
+/// Where nobody has a book, nobody knows whether units have names, and both are out of use.
+fn missing(
+    survey: &Survey,
+    cluster: &Cluster,
+    kept: &[&Withheld],
+    books: &[(SiteId, &Book)],
+) -> Withheld {
+    let named = books.iter().any(|(_, book)| book.idle.is_some());
     let mut missing = Withheld::default();
     for (pool, &units) in (0..).map(PoolId).zip(&cluster.pools) {
-        if named {
+        if named || books.is_empty() {
             missing.named.extend((0..units.0).map(|number| Unit { pool, number }));
+        }
+        if named {
             continue;
         }
         let known = kept.iter().map(|kept| kept.counted.get(&pool).copied().unwrap_or_default());

@@ -4,21 +4,35 @@ use core::fmt::Debug;
 use core::hash::Hash;
 
 /// The rules that members play by.
-pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
-    /// The one slip in them; none in those for use. A constant, so that it costs nothing.
-    const SLIP: Option<Slip>;
+pub trait Rules: Copy + Debug + Eq + Hash + Send + 'static {
+    /// The one slip in them; none in those for use.
+    fn slip(self) -> Option<Slip>;
+
+    /// Whether it is this one.
+    fn slips(self, slip: Slip) -> bool {
+        self.slip() == Some(slip)
+    }
 }
 
 /// The rules as they should be.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sound;
 
 impl Rules for Sound {
-    const SLIP: Option<Slip> = None;
+    fn slip(self) -> Option<Slip> {
+        None
+    }
+}
+
+/// The rules with one slip.
+impl Rules for Slip {
+    fn slip(self) -> Option<Slip> {
+        Some(self)
+    }
 }
 
 /// A mistake that is easy to make. For the checker, not for use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Slip {
     /// What a departed site had counts as free at once.

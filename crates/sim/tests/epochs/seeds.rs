@@ -49,14 +49,15 @@ pub(crate) fn setup(seed: u64) -> Setup {
     }
 }
 
-pub(crate) fn play<P: Protocol, R: Rules>(seed: u64) -> Report {
-    run::<P, R>(&setup(seed))
+pub(crate) fn play<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
+    run::<P, R>(&setup(seed), rules)
 }
 
 fn clean<P: Protocol>(seeds: u64) {
     let mut grants = 0;
-    for seed in 0..seeds {
-        let report = play::<P, Sound>(seed);
+    let first = std::env::var("FIRST").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    for seed in first..seeds {
+        let report = play::<P, _>(seed, Sound);
         assert!(
             report.is_clean(),
             "{} seed {seed}: {:#?}, {} unserved",
@@ -89,12 +90,6 @@ fn quorum_survives_everything() {
 }
 
 #[test]
-fn roaming_survives_much() {
-    clean::<Roaming>(count().min(61));
-}
-
-#[test]
-#[ignore = "seed 61: a unit has two holders, and the cause is not known yet"]
 fn roaming_survives_everything() {
     clean::<Roaming>(count());
 }
