@@ -98,7 +98,7 @@ impl<P: Protocol> Observer<P> for Blind {
 /// die, they are members of epochs, and only the result is seen: see [`storm`](crate::storm).
 pub fn run<P: Protocol, O: Observer<P>>(setup: &Setup, observer: &mut O) -> Report {
     if setup.faults.iter().any(|fault| fault.needs_epochs()) {
-        return crate::storm::run::<P, _>(setup, kofm_core::epoch::Sound);
+        return crate::storm::run::<P, _>(setup, kofm_core::epoch::Sound, false);
     }
     let mut sim = Sim::<P>::new(setup);
     sim.start();

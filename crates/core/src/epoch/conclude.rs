@@ -35,7 +35,8 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         .iter()
         .filter(|(site, report)| {
             let member = record.members.get(site) == Some(&report.incarnation);
-            !member && !kept(**site, report.incarnation.saturating_sub(1))
+            let kept = kept(**site, report.incarnation.saturating_sub(1));
+            !member && !kept && !rules.slips(Slip::BelievesTheDead)
         })
         .map(|(&site, report)| (site, without_books(report)))
         .collect();
@@ -77,7 +78,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         fresh.books.push(match survey.counts {
             // Nobody holds what was taken.
             Some(_) => Withheld::default(),
-            None => missing(&survey, cluster, &kept, &books),
+            None => missing(&survey, cluster, &kept, &books, rules),
         });
         surveys.push(survey);
     }
@@ -193,11 +194,13 @@ fn missing(
     cluster: &Cluster,
     kept: &[&Withheld],
     books: &[(SiteId, &Book)],
+    rules: impl Rules,
 ) -> Withheld {
-    let named = books.iter().any(|(_, book)| book.idle.is_some());
+    let slips = rules.slips(Slip::WithholdsByNumber);
+    let named = books.iter().any(|(_, book)| book.idle.is_some()) && !slips;
     let mut missing = Withheld::default();
     for (pool, &units) in (0..).map(PoolId).zip(&cluster.pools) {
-        if named || books.is_empty() {
+        if named || books.is_empty() && !slips {
             missing.named.extend((0..units.0).map(|number| Unit { pool, number }));
         }
         if named {

@@ -67,4 +67,14 @@ pub enum Slip {
     GrantsWithoutLease,
     /// Clocks of the new epoch start where the reporting sites were.
     ClocksDoNotLeap,
+    /// What a departed site may use is withheld by number, where units have names.
+    WithholdsByNumber,
+    /// A new life goes on with what its last one had, whether or not that was kept for it.
+    BelievesTheDead,
+    /// A lease counts from the store's answer. For the driver, like the next two.
+    LeasesFromTheAnswer,
+    /// The store renews the lease of whoever asks, in whatever epoch.
+    RenewsTheDeparted,
+    /// Whoever waits for the end of a lease forgets that clocks differ.
+    TrustsClocks,
 }

@@ -12,7 +12,7 @@ use kofm_sim::mortal::Budget;
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
 use crate::seeds::play;
 
-const ALL: [Slip; 16] = [
+const ALL: [Slip; 21] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -29,6 +29,11 @@ const ALL: [Slip; 16] = [
     Slip::NeverDeparts,
     Slip::GrantsWithoutLease,
     Slip::ClocksDoNotLeap,
+    Slip::WithholdsByNumber,
+    Slip::BelievesTheDead,
+    Slip::LeasesFromTheAnswer,
+    Slip::RenewsTheDeparted,
+    Slip::TrustsClocks,
 ];
 
 fn check(slip: Slip) -> Option<String> {
@@ -86,8 +91,9 @@ fn simulate<P: Protocol>(slip: Slip, seeds: u64) -> Option<String> {
 #[test]
 #[ignore = "measuring"]
 fn simulated() {
+    let most = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
     for slip in ALL {
-        for found in [simulate::<Permission>(slip, 300), simulate::<Roaming>(slip, 300)] {
+        for found in [simulate::<Permission>(slip, most), simulate::<Roaming>(slip, most)] {
             println!("| {slip:?} | {} |", found.as_deref().unwrap_or("not found"));
         }
     }
