@@ -391,6 +391,10 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     }
 
     fn draw_delay(&mut self) -> Time {
+        if self.quiet.is_some() {
+            // The weather is fine at last: nobody is suspected any more.
+            return DELAY;
+        }
         self.setup.delay.draw(&mut self.delays)
     }
 
@@ -518,8 +522,11 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     /// what nobody has any more is given back.
     fn inherit(&mut self, site: SiteId) {
         let Some(member) = self.member(site) else { return };
-        let held = member.claims().iter().filter(|(_, told)| told.held.is_some());
-        let held: Vec<Stamp> = held.map(|(&claim, _)| claim).collect();
+        // As the epoch begins: what is granted since has its client.
+        let record = member.epochs().record();
+        let told = record.surveys.iter().flat_map(|survey| survey.of(site));
+        let held = told.filter(|(_, told)| told.held.is_some());
+        let held: Vec<Stamp> = held.map(|(claim, _)| claim).collect();
         let life = self.places[site.index()].life;
         let clients = self.clients_of(site);
         for claim in held {

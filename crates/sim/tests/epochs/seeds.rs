@@ -16,7 +16,7 @@ use kofm_sim::span::Span;
 use kofm_sim::storm::run;
 
 /// A cluster, a load and faults, drawn from a seed, and whether sites that come back remember.
-fn setup(seed: u64) -> (Setup, bool) {
+pub(crate) fn setup(seed: u64) -> (Setup, bool) {
     let mut rng = Rng::new(seed ^ 0x5EED);
     let mut pick = |low: u64, high: u64| u32::try_from(rng.between(low, high)).unwrap();
     let units = pick(1, 4);
