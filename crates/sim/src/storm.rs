@@ -52,6 +52,11 @@ pub fn run<P: Protocol, R: Rules>(setup: &Setup, rules: R, memory: bool) -> Repo
     storm.finish()
 }
 
+/// Clocks are as wrong as they may be, or right.
+fn thirds(rng: &mut Rng) -> usize {
+    usize::try_from(rng.below(3)).expect("a small number")
+}
+
 enum Event<P: Protocol> {
     /// Something arrives on this link: the oldest that is on its way.
     Arrive {
@@ -200,7 +205,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let mut place = |site: SiteId| Place {
             member: Some(Member::new(rules, site, 1, Arc::clone(&store))),
             life: 1,
-            rate: if wrong { 1.0 + RHO * (2.0 * weather.unit() - 1.0) } else { 1.0 },
+            rate: if wrong { [1.0 - RHO, 1.0, 1.0 + RHO][thirds(&mut weather)] } else { 1.0 },
             leased: false,
             paused: 0,
             heard: vec![0; sites],

@@ -70,6 +70,9 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         for kept in quarantine.values_mut().filter_map(|kept| kept.books.get_mut(number)) {
             kept.named.retain(|unit| !back.contains(unit));
         }
+        if !rules.slips(Slip::WithholdsTwice) {
+            take_back(&mut quarantine, record, reports, number);
+        }
         let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
         let kept: Vec<&Withheld> = kept.collect();
         survey.clock = clock;
@@ -110,6 +113,36 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     }
     next.surveys = surveys;
     next
+}
+
+/// Where units are only counted, what a new life brings back is not withheld for its last one any
+/// more: otherwise it would count twice, and what others may have not at all.
+fn take_back<C>(
+    quarantine: &mut BTreeMap<u64, Quarantine>,
+    record: &Record<C>,
+    reports: &BTreeMap<SiteId, &Report>,
+    number: usize,
+) {
+    for (site, report) in reports {
+        if record.members.get(site) == Some(&report.incarnation) {
+            continue;
+        }
+        let last = report.incarnation.saturating_sub(1);
+        let its = |kept: &&mut Quarantine| kept.sites.get(site) == Some(&last);
+        let Some(kept) = quarantine.values_mut().find(its) else { continue };
+        let (Some(kept), Some(book)) = (kept.books.get_mut(number), report.books.get(number))
+        else {
+            continue;
+        };
+        let held =
+            book.claims.iter().filter(|(claim, told)| claim.site == *site && told.held.is_some());
+        for (pool, units) in held.flat_map(|(_, told)| told.demand.parts()) {
+            if let Some(counted) = kept.counted.get_mut(&pool) {
+                *counted = counted.saturating_sub(units);
+            }
+        }
+        kept.counted.retain(|_, units| !units.is_zero());
+    }
 }
 
 /// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever

@@ -71,6 +71,8 @@ pub enum Slip {
     WithholdsByNumber,
     /// A new life goes on with what its last one had, whether or not that was kept for it.
     BelievesTheDead,
+    /// What a new life brings back stays withheld, where units are only counted.
+    WithholdsTwice,
     /// A lease counts from the store's answer. For the driver, like the next two.
     LeasesFromTheAnswer,
     /// The store renews the lease of whoever asks, in whatever epoch.

@@ -12,7 +12,7 @@ use kofm_sim::mortal::Budget;
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
 use crate::seeds::play;
 
-const ALL: [Slip; 21] = [
+const ALL: [Slip; 22] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -31,6 +31,7 @@ const ALL: [Slip; 21] = [
     Slip::ClocksDoNotLeap,
     Slip::WithholdsByNumber,
     Slip::BelievesTheDead,
+    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::TrustsClocks,
