@@ -99,7 +99,7 @@ pub fn run<P: Protocol>(setup: &Setup, observer: &mut dyn Observer<P>) -> Report
     // Epochs are compiled for those who can resume in one, and for nobody else.
     if const { P::PROFILE.survives("crash") } {
         if epochs {
-            return crate::storm::run::<P, kofm_core::epoch::Sound>(setup);
+            return crate::storm::run::<P, _>(setup, kofm_core::epoch::Sound, false);
         }
     } else {
         assert!(!epochs, "{} is not asked to survive what it does not claim to", P::NAME);

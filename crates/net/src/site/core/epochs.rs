@@ -318,7 +318,10 @@ impl Core {
                 Effect::Send { to, message } => self.tell_change(to, &message),
                 Effect::Freeze => {
                     // What this site has, as everything before has left it.
-                    let (report, mut more) = (self.report(), Vec::new());
+                    let outside = |change: &Change| change.epochs.phase() == Phase::Outside;
+                    let outside = self.change.as_ref().is_some_and(outside);
+                    let report = if outside { self.first_report() } else { self.report() };
+                    let mut more = Vec::new();
                     if let Some(change) = &mut self.change {
                         change.epochs.step(Input::Frozen(report), &mut more);
                     }
