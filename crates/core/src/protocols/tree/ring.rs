@@ -260,7 +260,7 @@ impl<R: Rules> Tree<R> {
                 if !self.is_scarce() {
                     turn.wake = self.oldest_waiting();
                 }
-            } else if R::PARKS && new && !self.is_scarce() && self.home(token) == self.rank {
+            } else if R::PARKS && new && !self.is_scarce() && self.rests(token, from) {
                 self.parked.insert(token, from);
             } else {
                 self.pass(token, from, turn);
@@ -272,15 +272,16 @@ impl<R: Rules> Tree<R> {
         if self.is_root() { self.root.scarce } else { self.scarce }
     }
 
-    /// Where a unit rests: those of a pool are spread over all sites, in the order in which they
-    /// are
-    /// visited.
-    fn home(&self, token: u32) -> u16 {
+    /// Whether a unit rests here: those of a pool are spread over all sites, in the order in which
+    /// they are visited. And only when the tour comes here first: what was asked for and comes back
+    /// from a child has to go on.
+    fn rests(&self, token: u32, from: SiteId) -> bool {
         let unit = self.unit(token);
         let i = unit.pool.index();
         let units = u64::from(self.pools[i + 1] - self.pools[i]).max(1);
-        let site = u64::from(unit.number) * u64::from(self.sites) / units;
-        u16::try_from(site).unwrap_or(0)
+        let home = u64::from(unit.number) * u64::from(self.sites) / units;
+        let first = if self.is_root() { self.after(from).1 } else { from == self.channels[0] };
+        first && home == u64::from(self.rank)
     }
 
     /// Claims may have what rests here.
