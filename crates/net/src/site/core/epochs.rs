@@ -927,7 +927,10 @@ impl Core {
                 None if engine::heals(kind) => {
                     // It finds out itself who is there.
                     let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    alarms.push(number);
+                    // Without pools it has nothing to do, and should not keep everybody busy.
+                    if record.plan.pools_of(kind).iter().any(Option::is_some) {
+                        alarms.push(number);
+                    }
                     engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
                 }
                 None => engine::resume(kind, self.me, cluster, survey),
