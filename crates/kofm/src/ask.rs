@@ -283,7 +283,7 @@ pub(crate) struct Explain {
 
 /// What there is to explain: a P has no id, whoever waits for a semaphore waits for its head.
 enum Subject {
-    Request(api::Request),
+    Request(Box<api::Request>),
     Semaphore(api::Semaphore),
 }
 
@@ -298,13 +298,13 @@ impl Explain {
             {
                 return Ok(Subject::Semaphore(semaphore));
             }
-            Ok(Subject::Request(request?))
+            Ok(Subject::Request(Box::new(request?)))
         })?;
         let request = match subject {
             Subject::Request(request) => request,
             Subject::Semaphore(it) if self.json => return print_json(&it),
             Subject::Semaphore(it) => {
-                print!("{}", explain_semaphore(&it));
+                explain_semaphore(&it);
                 return Ok(());
             }
         };
@@ -327,29 +327,22 @@ impl Explain {
     }
 }
 
-fn explain_semaphore(it: &api::Semaphore) -> String {
-    let (name, value, waiting) = (&it.name, it.value, it.waiting);
-    let mut text = format!("semaphore {name} has {value}, and {waiting} wait\n");
-    match &it.head {
-        Some(head) => {
-            let owner = head.owner.as_deref().unwrap_or("somebody");
-            let (site, k, missing, waited) =
-                (&head.site, head.k, head.missing, show_ms(head.waited_ms));
-            text += &format!(
-                "  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}\n"
-            );
-            if waiting > 1 {
-                text += "  everybody else waits behind it, even for units that are there\n";
-            }
+fn explain_semaphore(it: &api::Semaphore) {
+    println!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting);
+    if let Some(head) = &it.head {
+        let owner = head.owner.as_deref().unwrap_or("somebody");
+        let (site, k, missing) = (&head.site, head.k, head.missing);
+        let waited = show_ms(head.waited_ms);
+        println!("  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}");
+        if it.waiting > 1 {
+            println!("  everybody else waits behind it, even for units that are there");
         }
-        None if waiting > 0 => text += "  whose turn it is is being found out\n",
-        None => {}
+    } else if it.waiting > 0 {
+        println!("  whose turn it is is being found out");
     }
     if !it.unsure.is_empty() {
-        let sites = it.unsure.join(", ");
-        text += &format!("  {sites} may have taken more before it was lost\n");
+        println!("  {} may have taken more before it was lost", it.unsure.join(", "));
     }
-    text
 }
 
 fn show_blocker(blocker: &api::Blocker) -> String {

@@ -56,7 +56,10 @@ impl Pair {
                     self.links[to.index()].push_back((clock, message));
                 }
                 Effect::Grant { claim, .. } => self.granted.push(claim),
-                _ => {}
+                Effect::Reject { .. }
+                | Effect::Revoke { .. }
+                | Effect::Arm { .. }
+                | Effect::Disarm { .. } => {}
             }
         }
     }

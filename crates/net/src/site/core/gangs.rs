@@ -90,9 +90,9 @@ impl Core {
 
     /// A member is here, is still here, or is done. Where it wants to wait, it is answered when
     /// something changes, and often enough to be heard of.
-    pub(super) fn join(&mut self, call: JoinCall, reply: Responder) {
+    pub(super) fn join(&mut self, call: &JoinCall, reply: Responder) {
         let news = self.rallies.get(&call.name).map(|it| (it.here.len(), it.request));
-        let answer = self.join_now(&call);
+        let answer = self.join_now(call);
         let rally = self.rallies.get_mut(&call.name);
         let changed = news != rally.as_ref().map(|it| (it.here.len(), it.request));
         let early = matches!(&answer, Ok(Answer::Joined(it)) if it.state != "running");

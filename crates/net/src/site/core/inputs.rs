@@ -238,9 +238,9 @@ impl Core {
                 return self.set_gang(name, members, reply);
             }
             Call::Join(call) if self.rota.as_ref().is_some_and(|it| it.knows(&call.name)) => {
-                return self.join_rota(call, reply);
+                return self.join_rota(&call, reply);
             }
-            Call::Join(call) => return self.join(call, reply),
+            Call::Join(call) => return self.join(&call, reply),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
                 return self.edit(Edit::Semaphore(name, semaphore), reply);

@@ -282,8 +282,8 @@ impl Core {
     }
 
     /// A client of this site's process is here, is still here, or is done.
-    pub(super) fn join_rota(&mut self, call: JoinCall, reply: Responder) {
-        match self.sit(&call) {
+    pub(super) fn join_rota(&mut self, call: &JoinCall, reply: Responder) {
+        match self.sit(call) {
             Ok(()) if call.leave => self.respond(reply, Ok(Answer::Done)),
             Ok(()) => {
                 self.seat();
@@ -295,7 +295,7 @@ impl Core {
                     Some(_) | None => Some((call.clone(), reply)),
                 };
                 if let Some((_, reply)) = old {
-                    let answer = self.sitting(&call);
+                    let answer = self.sitting(call);
                     self.respond(reply, answer);
                 }
             }
@@ -445,9 +445,10 @@ impl Core {
             let since = rota.since;
             let mut outcomes = Vec::new();
             if let Err(refused) = rota.engine.step(&mut self.clock, input, &mut outcomes) {
-                match from {
-                    Some(from) => self.fault(from, &refused.to_string()),
-                    None => error!(%refused, "the rota refused its own site"),
+                if let Some(from) = from {
+                    self.fault(from, &refused.to_string());
+                } else {
+                    error!(%refused, "the rota refused its own site");
                 }
             }
             for outcome in outcomes {
