@@ -1,6 +1,7 @@
 //! `kofm serve` and `kofm check-config`: one site of a cluster.
 
 use std::io;
+use std::num::NonZero;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use kofm_net::config::Config;
 use kofm_net::{Access, Site};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -88,7 +90,7 @@ impl Serve {
         let config = read(&self.config)?;
         self.log.start("info");
         allow_many_files();
-        tokio::runtime::Runtime::new()?.block_on(self.serve(config))
+        runtime()?.block_on(self.serve(config))
     }
 
     async fn serve(self, config: Config) -> Result<(), Exit> {
@@ -169,6 +171,14 @@ pub(crate) async fn stop_signal() -> io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// One task decides everything, so a second thread helps only where there is much to read and write:
+/// a thread for every two cores. On few, passing work between threads costs more than it brings.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = (cores / 2).clamp(1, 8);
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
 /// Every client is an open file.
