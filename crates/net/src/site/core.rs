@@ -351,6 +351,8 @@ enum Timer {
     Taker(u64),
     Protocol(usize, Vec<u8>),
     Tick,
+    /// Something about the epoch is due.
+    Look,
     /// The members of a gang's request are looked after.
     Members(u64),
     /// Members of a gang meet.
@@ -537,6 +539,7 @@ impl Core {
                 Timer::Listen => self.stop_listening(number),
                 Timer::Taker(key) => self.stop_taking(key),
                 Timer::Tick => self.tick(),
+                Timer::Look => self.look_around(),
                 Timer::Members(key) => self.look_after(key),
                 Timer::Rally(name) => self.rally_again(name),
                 Timer::Rota => self.sweep_rota(),

@@ -39,7 +39,7 @@ const RATE: u32 = 1;
 /// What is added to every wait for somebody else's clock.
 const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
-const GONE: Duration = Duration::from_millis(300);
+const GONE: Duration = Duration::from_millis(200);
 
 /// Changes of the plan that may wait for each other.
 const MAX_EDITS: usize = 64;
@@ -665,7 +665,25 @@ impl Core {
         self.lose_rota(cause);
     }
 
-    fn look_around(&mut self) {
+    /// A connection is gone: it is looked after when its time is over, not only every now and then.
+    pub(super) fn miss(&mut self, site: SiteId) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        if change.record().members.contains_key(&site) {
+            change.down.entry(site).or_insert(now);
+            // Later than the time itself, which must be over.
+            self.start_timer(now.after(GONE + Duration::from_millis(1)), Timer::Look);
+        }
+    }
+
+    /// It is there again.
+    pub(super) fn found(&mut self, site: SiteId) {
+        if let Some(change) = &mut self.change {
+            change.down.remove(&site);
+        }
+    }
+
+    pub(super) fn look_around(&mut self) {
         let Some(change) = &self.change else { return };
         if change.epochs.phase() == Phase::Outside {
             self.come_in();
@@ -863,6 +881,9 @@ impl Core {
         let over = Moment::now().after(change.quarantine());
         for &since in record.quarantine.keys() {
             change.quarantines.entry(since).or_insert(over);
+        }
+        if !record.quarantine.is_empty() {
+            self.start_timer(over, Timer::Look);
         }
         for (&site, (_, address)) in &record.plan.sites {
             self.mesh.reach(site, address.clone());

@@ -22,9 +22,13 @@ impl Core {
             }
             Event::Up(peer) => {
                 debug!(peer = peer.0, "up");
+                self.found(peer);
                 self.remind(peer);
             }
-            Event::Down(peer) => debug!(peer = peer.0, "down"),
+            Event::Down(peer) => {
+                debug!(peer = peer.0, "down");
+                self.miss(peer);
+            }
             Event::PeerReset { peer, why } => self.on_peer_reset(peer, why),
         }
     }
