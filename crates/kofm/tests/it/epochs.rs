@@ -130,6 +130,22 @@ fn pools_change_at_all_sites_or_at_none_and_survive() {
 }
 
 #[test]
+fn changes_from_everywhere_wait_for_each_other() {
+    let cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    let set = |number: usize| {
+        let name = format!("pool-{number}");
+        let args = ["pool", "set", &name, "--units", "3"];
+        cluster.command(number % 3, &args).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..12).map(set).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let list = cluster.json(1, &["pool", "ls", "--json"]);
+    assert_eq!(list.as_array().unwrap().len(), 13, "{list}");
+}
+
+#[test]
 fn a_file_that_has_changed_changes_the_cluster() {
     let first = "[pools]\ngpu = 2\nold = 1\n[semaphores]\nslots = 1\n";
     let cluster = Cluster::start(3, first);
