@@ -56,7 +56,8 @@ impl Pair {
                     self.links[to.index()].push_back((clock, message));
                 }
                 Effect::Grant { claim, .. } => self.granted.push(claim),
-                _ => {}
+                Effect::Arm { .. } => {}
+                other => panic!("{other:?}"),
             }
         }
     }

@@ -851,9 +851,14 @@ impl Core {
         self.plan = record.plan.clone();
         self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
-        // wishes.
-        self.todo.retain(|todo| {
-            matches!(todo, Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. })
+        // wishes, and by those that go on: without its beat a protocol would stand still for ever.
+        self.todo.retain(|todo| match todo {
+            Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. } => true,
+            Todo::Move(engine, _)
+            | Todo::Granted(engine, ..)
+            | Todo::Rejected(engine, ..)
+            | Todo::Revoked(engine, _) => goes_on.get(*engine) == Some(&true),
+            Todo::Leave(..) | Todo::Grant(_) | Todo::Names(..) | Todo::Numbers { .. } => false,
         });
         self.trim(record, &stay);
         self.trim_semaphores(record);
