@@ -115,7 +115,7 @@ fn a_pool_goes_on_when_a_site_dies_and_comes_back() {
         cluster.revive(victim);
         cluster.all_three(victim);
     }
-    assert!(cluster.happened("peer-reborn"));
+    assert!(cluster.happened("healing") && cluster.happened("healed"));
 }
 
 #[test]
