@@ -57,7 +57,9 @@ impl Pair {
                 }
                 Effect::Grant { claim, .. } => self.granted.push(claim),
                 Effect::Arm { .. } => {}
-                other => panic!("{other:?}"),
+                Effect::Reject { .. } | Effect::Revoke { .. } | Effect::Disarm { .. } => {
+                    panic!("nobody does that")
+                }
             }
         }
     }
