@@ -884,15 +884,18 @@ impl Core {
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
             let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            // Without pools it has nothing to do, and should not keep everybody busy. One that goes
+            // on may have lost its beat while this site was left behind.
+            let beats = self.protocol_timers.keys().any(|(engine, _)| *engine == number);
+            let has_pools = record.plan.pools_of(kind).iter().any(Option::is_some);
+            if engine::heals(kind) && has_pools && !beats {
+                alarms.push(number);
+            }
             let engine = match kept.map(|place| old.swap_remove(place)) {
                 Some(running) => Some(running.engine),
                 None if engine::heals(kind) => {
                     // It finds out itself who is there.
                     let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    // Without pools it has nothing to do, and should not keep everybody busy.
-                    if record.plan.pools_of(kind).iter().any(Option::is_some) {
-                        alarms.push(number);
-                    }
                     engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
                 }
                 None => engine::resume(kind, self.me, cluster, survey),
