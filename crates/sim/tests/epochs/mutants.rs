@@ -13,7 +13,8 @@ use kofm_sim::report::Report;
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
 use crate::seeds::{play, play_slow};
 
-const ALL: [Slip; 24] = [
+/// All but `WithholdsTwice`, which needs thousands of seeds; see `crates/core/tests/epochs.rs`.
+const ALL: [Slip; 23] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -34,7 +35,6 @@ const ALL: [Slip; 24] = [
     Slip::ReadmitsTheDeparted,
     Slip::WithholdsByNumber,
     Slip::BelievesTheDead,
-    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,
@@ -125,7 +125,7 @@ const BY_SEEDS_ONLY: &[Slip] = &[
     Slip::ClocksDoNotLeap,
     Slip::FollowsTheDead,
     Slip::ReadmitsTheDeparted,
-    Slip::WithholdsTwice,
+    Slip::BelievesTheDead,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,
