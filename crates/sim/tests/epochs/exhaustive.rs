@@ -100,7 +100,7 @@ fn one_site_dies_and_comes_back_with_what_was_granted() {
 #[test]
 fn nobody_is_left() {
     let case = Case(1, &[1], &[1, 0], Budget { memory: true, ..ALL_DIE });
-    case.holds::<Permission>(330_009);
+    case.holds::<Permission>(331_129);
     case.holds::<Roaming>(281_629);
 }
 
