@@ -42,6 +42,8 @@ pub struct Setup {
     pub partial: bool,
     /// Sites that ask this many times as often.
     pub hot: Vec<(SiteId, f64)>,
+    /// Whether clients have no home: each claim is made at a site drawn by how often it asks.
+    pub wander: bool,
     /// Sites that hold this many times as long.
     pub long: Vec<(SiteId, f64)>,
     /// What goes wrong while claims are being made.
@@ -64,6 +66,7 @@ impl Setup {
             patience: None,
             partial: false,
             hot: Vec::new(),
+            wander: false,
             long: Vec::new(),
             faults: Vec::new(),
             seed: 1,
@@ -154,8 +157,9 @@ struct Sim<'a, P: Protocol> {
     setup: &'a Setup,
     now: Time,
     sites: Vec<(P, Clock)>,
-    /// Client c belongs to site c mod sites.
     clients: Vec<Option<Live>>,
+    /// The site of each client: c mod sites, unless clients wander.
+    homes: Vec<SiteId>,
     events: BinaryHeap<Reverse<Due>>,
     /// Events by the place in `Due`, and free places.
     slab: Vec<Option<Event<P::Message, P::Timer>>>,
@@ -189,6 +193,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             now: 0,
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             clients: vec![None; clients],
+            homes: cluster.all().collect::<Vec<_>>().repeat(setup.clients as usize),
             events: BinaryHeap::new(),
             slab: Vec::new(),
             free: Vec::new(),
@@ -303,12 +308,15 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn home(&self, client: u32) -> SiteId {
-        let sites = u32::from(self.setup.cluster.sites);
-        SiteId(u16::try_from(client % sites).expect("below the number of sites"))
+        self.homes[client as usize]
     }
 
     fn think(&mut self, client: u32) {
-        let factor = factor(&self.setup.hot, self.home(client));
+        let mut factor = factor(&self.setup.hot, self.home(client));
+        if self.setup.wander {
+            self.homes[client as usize] = draw_site(self.setup, &mut self.times);
+            factor = 1.0;
+        }
         let think = self.setup.think.scaled(1.0 / factor).draw(&mut self.times);
         self.schedule(self.now + think, Event::Claim { client });
     }
@@ -435,10 +443,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
-        let sites = u32::from(self.setup.cluster.sites);
-        let mine = (0..self.setup.clients).map(|slot| u32::from(site.0) + slot * sites);
+        let all = u32::try_from(self.clients.len()).expect("fewer than 2^32 clients");
         let has = |live: &Live| live.claim == claim;
-        mine.into_iter().find(|&client| self.clients[client as usize].as_ref().is_some_and(has))
+        let is = |client: &u32| self.clients[*client as usize].as_ref().is_some_and(has);
+        if self.setup.wander {
+            return (0..all).find(is);
+        }
+        (u32::from(site.0)..all).step_by(usize::from(self.setup.cluster.sites)).find(is)
     }
 
     fn finish(mut self) -> Report {
@@ -483,6 +494,18 @@ impl Links {
 
 fn factor(list: &[(SiteId, f64)], site: SiteId) -> f64 {
     list.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1)
+}
+
+/// A site, by how often each asks.
+fn draw_site(setup: &Setup, rng: &mut Rng) -> SiteId {
+    let weight = |site: SiteId| factor(&setup.hot, site);
+    let mut at = rng.unit() * setup.cluster.all().map(weight).sum::<f64>();
+    let last = SiteId(setup.cluster.sites - 1);
+    let mut drawn = |&site: &SiteId| {
+        at -= weight(site);
+        at < 0.0
+    };
+    setup.cluster.all().find(|site| drawn(site)).unwrap_or(last)
 }
 
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.
