@@ -87,8 +87,7 @@ use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
-use self::board::Board;
-pub use self::board::Stock;
+use self::board::{Board, Placed};
 pub use self::epoch::Survey;
 use self::pool::Pool;
 pub use self::pool::{Ask, Trail};
@@ -127,19 +126,21 @@ pub struct Message {
 pub struct Part {
     /// The pool.
     pub pool: PoolId,
-    /// What the sender tells of itself.
-    pub stock: Stock,
+    /// Idle units that nobody at the sender needs.
+    pub spare: u32,
     /// Units that the receiver owns from now on, with the moves they have made.
     pub units: Vec<(u32, u64)>,
+    /// Whether the switchboard wants to hear of their arrival.
+    pub note: bool,
     /// Wants of the receiver that the units serve.
     pub served: Vec<(Stamp, u32)>,
     /// Wants that go with the units.
     pub wants: Vec<(Stamp, u32)>,
     /// Wants in search of units.
     pub asks: Vec<Ask>,
-    /// For the switchboard: units that have arrived at the sender, and the wants that they served.
-    pub arrived: Vec<(u32, u64)>,
-    /// Those wants.
+    /// For the switchboard: units that the sender has.
+    pub here: Vec<(u32, u64)>,
+    /// For the switchboard: wants of the sender that are over.
     pub done: Vec<(Stamp, u32)>,
 }
 
@@ -210,6 +211,7 @@ impl<R: Rules> Protocol for Roaming<R> {
             let pool = self.touch(unit.pool, &mut turn);
             pool.idle.push_back(unit.number);
             pool.queue.grow(1);
+            turn.freed.push((unit, claim));
         }
         self.finish(turn, out);
     }
@@ -304,6 +306,10 @@ struct Turn {
     touched: Vec<(PoolId, Option<Stamp>)>,
     /// Entries that are new in a queue.
     fresh: Vec<(PoolId, Stamp)>,
+    /// Those of them that the switchboard need not hear of if they are served at once.
+    quiet: Vec<(PoolId, Stamp)>,
+    /// Units that were released.
+    freed: Vec<(Unit, Stamp)>,
     /// Asks to deal with.
     asks: Vec<(PoolId, Ask)>,
     /// Units that leave, by pool and destination.
@@ -333,12 +339,13 @@ impl Turn {
         letter.serves.get_or_insert(serves);
         letter.parts.entry(pool).or_insert_with(|| Part {
             pool,
-            stock: Stock { spare: 0, own: 0, oldest: None, crowd: 0 },
+            spare: 0,
+            note: false,
             units: Vec::new(),
             served: Vec::new(),
             wants: Vec::new(),
             asks: Vec::new(),
-            arrived: Vec::new(),
+            here: Vec::new(),
             done: Vec::new(),
         })
     }
@@ -385,12 +392,6 @@ impl Pool {
         }
     }
 
-    fn note_crowd(&mut self, away: &[(SiteId, u32)]) {
-        let before = self.count() + away.iter().map(|away| away.1).sum::<u32>();
-        let waiting: u32 = self.wants.values().sum();
-        self.crowd = waiting.div_ceil(before);
-    }
-
     /// Keeps an ask until a unit arrives.
     fn keep(&mut self, ask: Ask) {
         match self.guests.get_mut(&ask.claim) {
@@ -422,16 +423,12 @@ impl<R: Rules> Roaming<R> {
         let (me, sites) = (self.me, self.sites);
         let pool = self.touch(part.pool, turn);
         if let Some(mut board) = pool.board.take() {
-            // What it asks for now is not on its way yet.
-            let asked = part.asks.iter().filter(|ask| ask.follow.is_none());
-            let asked: u32 = asked.filter(|ask| ask.claim.site == from).map(|ask| ask.count).sum();
-            let own = part.stock.own.saturating_sub(asked);
-            board.note(from, Stock { own, ..part.stock });
+            board.note(from, part.spare);
             if pool.notes {
-                board.arrived(&part.arrived, &part.done);
+                board.arrived(&part.here, &part.done);
                 board.arrived(&part.units, &part.served);
             }
-            for &(unit, hops) in &part.arrived {
+            for &(unit, hops) in &part.here {
                 if !pool.owned.contains_key(&unit) {
                     let trail = pool.trail(unit, sites).max(Trail { hops, site: from });
                     pool.trails.insert(unit, trail);
@@ -442,10 +439,15 @@ impl<R: Rules> Roaming<R> {
         } else if let Some(&(claim, _)) = part.served.first()
             && pool.notes
         {
-            let note = turn.part(pool.desk, part.pool, claim);
-            note.arrived.extend_from_slice(&part.units);
-            for &(claim, count) in &part.served {
-                merge(&mut note.done, claim, count);
+            if part.note {
+                pool.restless.extend(part.units.iter().map(|unit| unit.0));
+                let note = turn.part(pool.desk, part.pool, claim);
+                note.here.extend_from_slice(&part.units);
+                for &(claim, count) in &part.served {
+                    merge(&mut note.done, claim, count);
+                }
+            } else {
+                pool.fresh.extend(part.units.iter().map(|unit| unit.0));
             }
         }
         for (unit, hops) in part.units {
@@ -466,9 +468,9 @@ impl<R: Rules> Roaming<R> {
                 turn.fresh.push((part.pool, claim));
             }
         }
-        let stock = pool.stock();
+        let spare = pool.spare();
         if let Some(board) = &mut pool.board {
-            board.note(me, stock);
+            board.note(me, spare);
         }
         let guests = core::mem::take(&mut pool.guests);
         turn.asks.extend(guests.into_values().map(|ask| (part.pool, ask)));
@@ -497,12 +499,40 @@ impl<R: Rules> Roaming<R> {
                 break;
             }
         }
+        for (unit, claim) in core::mem::take(&mut turn.freed) {
+            self.rest(unit, claim, &mut turn);
+        }
         for (to, letter) in turn.letters {
             let mut parts: Vec<Part> = letter.parts.into_values().collect();
             for part in &mut parts {
-                part.stock = self.pools[part.pool.index()].stock();
+                part.spare = self.pools[part.pool.index()].spare();
             }
             out.send(to, letter.serves, Message { parts });
+        }
+    }
+
+    /// What becomes of a unit that was released and that nobody here needs.
+    fn rest(&mut self, unit: Unit, claim: Stamp, turn: &mut Turn) {
+        let me = self.me;
+        let pool = &mut self.pools[unit.pool.index()];
+        let number = unit.number;
+        if pool.desk == me || pool.queue.front().is_some() || pool.queue.spare() == 0 {
+            return;
+        }
+        if !pool.idle.contains(&number) {
+            return;
+        }
+        if pool.restless.remove(&number) {
+            pool.idle.retain(|&idle| idle != number);
+            pool.queue.shrink();
+            let hops = pool.owned.remove(&number).expect("idle units are owned") + 1;
+            pool.trails.insert(number, Trail { hops, site: pool.desk });
+            let part = turn.part(pool.desk, unit.pool, claim);
+            let at = part.units.partition_point(|given| given.0 < number);
+            part.units.insert(at, (number, hops));
+        } else if pool.fresh.remove(&number) {
+            let hops = pool.owned[&number];
+            turn.part(pool.desk, unit.pool, claim).here.push((number, hops));
         }
     }
 
@@ -559,6 +589,7 @@ impl<R: Rules> Roaming<R> {
         let pool = &mut self.pools[id.index()];
         pool.queue.serve(claim, count);
         pool.drop_wants(claim, count);
+        let note = pool.notes && !turn.quiet.contains(&(id, claim));
         let part = turn.part(claim.site, id, claim);
         for unit in pool.idle.drain(..count as usize) {
             let hops = pool.owned.remove(&unit).expect("idle units are owned") + 1;
@@ -566,10 +597,13 @@ impl<R: Rules> Roaming<R> {
                 pool.owned.insert(unit, hops);
             }
             pool.trails.insert(unit, Trail { hops, site: claim.site });
+            pool.fresh.remove(&unit);
+            pool.restless.remove(&unit);
             let at = part.units.partition_point(|given| given.0 < unit);
             part.units.insert(at, (unit, hops));
         }
         merge(&mut part.served, claim, count);
+        part.note |= note;
         turn.short.push(id);
         *turn.leaving.entry((id, claim.site)).or_default() += count;
     }
@@ -596,7 +630,6 @@ impl<R: Rules> Roaming<R> {
             let away = leaving.range((id, SiteId(0))..=(id, SiteId(u16::MAX)));
             let away: Vec<(SiteId, u32)> = away.map(|(key, &count)| (key.1, count)).collect();
             if !away.is_empty() {
-                self.pools[id.index()].note_crowd(&away);
                 self.send_along(id, &away, turn);
             }
             for (claim, lack) in self.pools[id.index()].lacks() {
@@ -649,13 +682,13 @@ impl<R: Rules> Roaming<R> {
                 let unit = (0..pool.capacity).find(|unit| !pool.owned.contains_key(unit));
                 let unit = unit.expect("a claim that lacks units does not own them all");
                 let follow = Some((unit, pool.trail(unit, self.sites)));
-                return pool.keep(Ask { claim, count, follow });
+                return pool.keep(Ask { claim, count, follow, note: true });
             };
-            let ask = Ask { claim, count, follow: Some((unit, trail)) };
+            let ask = Ask { claim, count, follow: Some((unit, trail)), note: true };
             turn.part(trail.site, id, claim).asks.push(ask);
             return;
         }
-        let ask = Ask { claim, count, follow: None };
+        let ask = Ask { claim, count, follow: None, note: true };
         if board == self.me {
             turn.asks.push((id, ask));
         } else {
@@ -705,6 +738,9 @@ impl<R: Rules> Roaming<R> {
                 *pool.wants.entry(claim).or_default() += taken;
                 pool.queue.add(claim, taken);
                 turn.fresh.push((id, claim));
+                if !ask.note {
+                    turn.quiet.push((id, claim));
+                }
                 ask.count -= taken;
             }
             if ask.count == 0 {
@@ -741,16 +777,12 @@ impl<R: Rules> Roaming<R> {
     fn route(&mut self, id: PoolId, ask: Ask, turn: &mut Turn) {
         let me = self.me;
         let pool = &mut self.pools[id.index()];
-        let mut stock = pool.stock();
+        let spare = pool.spare();
         let Some(board) = &mut pool.board else {
             turn.part(self.pools[id.index()].desk, id, ask.claim).asks.push(ask);
             return;
         };
-        if ask.claim.site == me {
-            // What it asks for now is not on its way yet.
-            stock.own = stock.own.saturating_sub(ask.count);
-        }
-        board.note(me, stock);
+        board.note(me, spare);
         board.hold(ask.claim, ask.count);
         self.place(id, turn);
     }
@@ -765,9 +797,12 @@ impl<R: Rules> Roaming<R> {
             None => pool.trail(unit, sites),
         };
         let mut asks: BTreeMap<(Stamp, SiteId), Ask> = BTreeMap::new();
-        for (claim, unit, site) in board.place(|unit| place(unit).site) {
-            let new = || Ask { claim, count: 0, follow: Some((unit, place(unit))) };
-            asks.entry((claim, site)).or_insert_with(new).count += 1;
+        for Placed { claim, unit, site, note } in board.place(|unit| place(unit).site) {
+            let follow = Some((unit, place(unit)));
+            let new = || Ask { claim, count: 0, follow, note };
+            let ask = asks.entry((claim, site)).or_insert_with(new);
+            ask.count += 1;
+            ask.note |= note;
         }
         pool.board = Some(board);
         for ((claim, site), ask) in asks {

@@ -8,8 +8,6 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use serde::{Deserialize, Serialize};
-
 use crate::types::{SiteId, Stamp};
 
 /// What a board knows.
@@ -23,75 +21,54 @@ pub(super) struct Board {
     held: BTreeMap<Stamp, u32>,
     /// Whether sites tell when units arrive, so that asks may wait here.
     notes: bool,
-    /// Claims per unit that seem to wait.
-    crowd: usize,
-    /// Claims remembered per unit.
-    memory: usize,
 }
 
 /// One unit. Which one is of no matter: sites may serve an ask with another one that they have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Slot {
     unit: u32,
-    /// The site that has it, or had it before those below; none where the board has lost it.
-    base: Option<SiteId>,
+    /// The claim that it last served.
+    user: Option<Stamp>,
     /// Claims that it was asked for since, in the order of the asks.
     asked: Vec<Stamp>,
 }
 
-/// What a site tells of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Stock {
-    /// Idle units that nobody at the site needs.
-    pub spare: u32,
-    /// Units that it owns or is owed, without those that others want of it.
-    pub own: u32,
-    /// The oldest of its claims that is owed units.
-    pub oldest: Option<Stamp>,
-    /// Claims per unit that waited when it last gave one away.
-    pub crowd: u32,
+/// A unit as a claim sees it.
+struct View {
+    slot: usize,
+    /// Where it ends up.
+    site: SiteId,
+    idle: bool,
+    /// The claim that has it last.
+    last: Option<Stamp>,
+    pending: usize,
+}
+
+/// An ask to pass on.
+pub(super) struct Placed {
+    pub(super) claim: Stamp,
+    pub(super) unit: u32,
+    pub(super) site: SiteId,
+    pub(super) note: bool,
 }
 
 impl Board {
-    pub(super) fn new(owners: impl Iterator<Item = SiteId>, sites: u16, notes: bool) -> Self {
-        let slot = |(unit, site)| Slot { unit, base: Some(site), asked: Vec::new() };
+    pub(super) fn new(units: u32, notes: bool) -> Self {
+        let slot = |unit| Slot { unit, user: None, asked: Vec::new() };
         Self {
-            slots: (0..).zip(owners).map(slot).collect(),
+            slots: (0..units).map(slot).collect(),
             spare: BTreeMap::new(),
             held: BTreeMap::new(),
             notes,
-            crowd: 0,
-            memory: usize::from(sites).max(4),
         }
     }
 
     /// Takes in what a site tells of itself.
-    pub(super) fn note(&mut self, site: SiteId, stock: Stock) {
-        if stock.spare == 0 {
-            self.spare.remove(&site);
-        } else {
-            self.spare.insert(site, stock.spare);
-        }
-        if self.notes {
-            return;
-        }
-        self.crowd = stock.crowd as usize;
-        for slot in &mut self.slots {
-            slot.served(site, stock.oldest);
-        }
-        let here = self.slots.iter().filter(|slot| slot.end() == Some(site)).count();
-        let own = stock.own as usize;
-        for slot in self.slots.iter_mut().filter(|slot| slot.end() == Some(site)).skip(own) {
-            slot.base = None;
-            slot.asked.clear();
-        }
-        let lost = self.slots.iter_mut().filter(|slot| slot.end().is_none());
-        for slot in lost.take(own.saturating_sub(here)) {
-            slot.base = Some(site);
-        }
+    pub(super) fn note(&mut self, site: SiteId, spare: u32) {
+        self.spare.insert(site, spare);
     }
 
-    /// Units have arrived and served these claims.
+    /// Units are there, and these claims are served.
     pub(super) fn arrived(&mut self, units: &[(u32, u64)], served: &[(Stamp, u32)]) {
         let is_one = |slot: &Slot| units.iter().any(|&(unit, _)| unit == slot.unit);
         for &(claim, count) in served {
@@ -106,6 +83,13 @@ impl Board {
                     }
                 }
             }
+        }
+        if units.is_empty() {
+            return;
+        }
+        let mut users = served.iter().flat_map(|&(claim, n)| (0..n).map(move |_| claim));
+        for slot in self.slots.iter_mut().filter(|slot| is_one(slot)) {
+            slot.user = users.next();
         }
         // They are in use for a while: the others come first.
         let (there, rest) = self.slots.drain(..).partition::<Vec<Slot>, _>(is_one);
@@ -125,144 +109,143 @@ impl Board {
 
     /// Chooses units for the asks whose turn has nearly come, and for each the site to ask.
     /// `place` says where a unit was last heard of.
-    pub(super) fn place(&mut self, place: impl Fn(u32) -> SiteId) -> Vec<(Stamp, u32, SiteId)> {
+    pub(super) fn place(&mut self, place: impl Fn(u32) -> SiteId) -> Vec<Placed> {
         let mut list = Vec::new();
+        let mut reserved = 0;
         let held: Vec<(Stamp, u32)> = self.held.iter().map(|(&c, &n)| (c, n)).collect();
         for (claim, count) in held {
-            let chosen = self.choose(claim, count as usize, &place);
-            let left = count as usize - chosen.len();
-            if left == 0 {
-                self.held.remove(&claim);
-            } else {
-                self.held.insert(claim, u32::try_from(left).expect("no more than before"));
+            let mut chosen = self.choose(claim, count as usize, &mut reserved, &place);
+            if chosen.is_empty() {
+                continue;
             }
-            let take = |i: usize| self.slots.remove(i).expect("chosen from those that are there");
-            let slots: Vec<Slot> = chosen.into_iter().rev().map(take).collect();
-            for slot in slots.into_iter().rev() {
-                let (unit, site) = self.expect(slot, claim, &place);
-                list.push((claim, unit, site));
+            chosen.sort_unstable();
+            self.held.remove(&claim);
+            let take = |i: (usize, bool)| {
+                (self.slots.remove(i.0).expect("chosen from those that are there"), i.1)
+            };
+            let slots: Vec<(Slot, bool)> = chosen.into_iter().rev().map(take).collect();
+            for (slot, idle) in slots.into_iter().rev() {
+                list.push(self.expect(slot, idle, claim, &place));
             }
         }
         list
     }
 
-    /// The slots to ask for a claim, in order; as many as may be asked now.
-    ///
-    /// Units that end up at the same site are released together, and arrive together. A claim for
-    /// two that takes them from two sites leaves the first idle until the second comes; so pairs
-    /// are kept together where that does not make them busier than the rest.
-    fn choose(&self, claim: Stamp, count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
-        let elsewhere = |&i: &usize| {
-            let slot = &self.slots[i];
-            self.end(slot, place) != claim.site && self.before(slot, claim, place) != claim.site
-        };
-        let all = 0..self.slots.len();
-        let away: Vec<usize> = all.clone().filter(elsewhere).collect();
-        let open: Vec<usize> = away.iter().copied().filter(|&i| self.is_open(i, claim)).collect();
-        let mut chosen = self.together(&open, count, place);
-        for i in open {
-            if chosen.len() < count && !chosen.contains(&i) {
-                chosen.push(i);
+    fn view(&self, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> Vec<View> {
+        let mut spare = self.spare.clone();
+        let mut list = Vec::new();
+        for (slot, entry) in self.slots.iter().enumerate() {
+            let site = self.end(entry, place);
+            if site == claim.site || self.before(entry, claim, place) == claim.site {
+                continue;
             }
+            let pending = entry.asked.len();
+            let idle = pending == 0
+                && spare.get_mut(&site).is_some_and(|spare| {
+                    let is = *spare > 0;
+                    *spare = spare.saturating_sub(1);
+                    is
+                });
+            let last = entry.asked.last().copied().or(entry.user);
+            list.push(View { slot, site, idle, last, pending });
         }
-        if chosen.len() < count && away.len() < count {
+        list
+    }
+
+    /// The slots to ask for a claim; all or none.
+    ///
+    /// Units that one claim has are released together. A claim for
+    /// two that takes them from two others leaves the first idle until the second comes.
+    fn choose(
+        &self,
+        claim: Stamp,
+        count: usize,
+        reserved: &mut usize,
+        place: &impl Fn(u32) -> SiteId,
+    ) -> Vec<(usize, bool)> {
+        let mut view = self.view(claim, place);
+        if view.len() < count {
             // More is asked than seems to be elsewhere: the site will find out where it is.
-            chosen.extend(all.filter(|i| !away.contains(i)).take(count - away.len()));
+            let mut chosen: Vec<(usize, bool)> =
+                view.iter().map(|unit| (unit.slot, unit.idle)).collect();
+            let rest = (0..self.slots.len()).filter(|i| !view.iter().any(|unit| unit.slot == *i));
+            chosen.extend(rest.take(count - view.len()).map(|i| (i, false)));
+            return chosen;
         }
-        chosen.sort_unstable();
-        chosen
-    }
-
-    /// Whether a claim may be asked for at this unit now. It is never kept back by a younger one:
-    /// that could wait for a unit that this claim has.
-    fn is_open(&self, slot: usize, claim: Stamp) -> bool {
-        !self.notes || self.slots[slot].asked.iter().all(|&asked| asked > claim)
-    }
-
-    /// So many of these slots at one site, where they are idle or not busier than most.
-    fn together(&self, open: &[usize], count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
-        let mut groups: BTreeMap<SiteId, Vec<usize>> = BTreeMap::new();
-        for &i in open {
-            groups.entry(self.end(&self.slots[i], place)).or_default().push(i);
+        let mut stock: BTreeMap<SiteId, usize> = BTreeMap::new();
+        for unit in view.iter().filter(|unit| unit.idle) {
+            *stock.entry(unit.site).or_default() += 1;
         }
-        let spare = |site: SiteId| self.spare.get(&site).copied().unwrap_or_default() as usize;
-        let half = open.get(open.len() / 2).copied().unwrap_or_default();
-        let usable = groups.iter().filter(|(_, list)| list.len() >= count);
-        let best = usable.min_by_key(|&(&site, list)| {
-            // Idle first; then of the right size; then what was asked for longest ago.
-            let busy = spare(site) < count;
-            let recent = !self.notes && busy && list[count - 1] > half;
-            (recent, busy, list.len() != count, list[count - 1])
+        let idle: usize = stock.values().sum();
+        if idle >= count + *reserved {
+            // From one site, if there is one that has so many: the smallest stock.
+            let enough = stock.iter().filter(|stock| *stock.1 >= count);
+            let one = enough.min_by_key(|stock| *stock.1).map(|stock| *stock.0);
+            view.retain(|unit| unit.idle && one.is_none_or(|site| unit.site == site));
+            view.sort_by_key(|unit| core::cmp::Reverse(stock[&unit.site]));
+            return view[..count].iter().map(|unit| (unit.slot, true)).collect();
+        }
+        let mut groups: BTreeMap<(SiteId, Option<Stamp>), Vec<&View>> = BTreeMap::new();
+        for unit in view.iter().filter(|unit| !unit.idle) {
+            groups.entry((unit.site, unit.last)).or_default().push(unit);
+        }
+        let behind = self.notes
+            && self.slots.iter().any(|slot| slot.asked.iter().any(|&asked| asked < claim));
+        let fit = groups.values().find(|list| {
+            list.len() == count && list.iter().all(|unit| unit.pending == 0)
         });
-        let Some((&site, list)) = best else { return Vec::new() };
-        if !self.notes && spare(site) < count && list[count - 1] > half {
+        if let Some(list) = fit {
+            return list.iter().map(|unit| (unit.slot, false)).collect();
+        }
+        if behind {
+            *reserved = idle.min(count + *reserved);
             return Vec::new();
         }
-        list[..count].to_vec()
+        let fit = groups.values().filter(|list| list.len() >= count);
+        let fit = fit.min_by_key(|list| (list.iter().map(|u| u.pending).max(), list.len()));
+        if let Some(list) = fit
+            && idle == 0
+        {
+            return list[..count].iter().map(|unit| (unit.slot, false)).collect();
+        }
+        view.sort_by_key(|unit| (!unit.idle, unit.pending, unit.slot));
+        view.truncate(count);
+        view.into_iter().map(|unit| (unit.slot, unit.idle)).collect()
     }
 
     /// The site that has a unit just before a claim does.
     fn before(&self, slot: &Slot, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        // Without notes the board does not know who was served, and goes by what it hears of the
-        // crowd.
-        let waiting = if self.notes { usize::MAX } else { self.crowd.saturating_mul(2) + 1 };
-        let served = slot.asked.len().saturating_sub(waiting);
-        let (served, waiting) = slot.asked.split_at(served);
-        if !self.notes && waiting.len() <= 1 {
+        if !self.notes {
             return self.end(slot, place);
         }
-        let older = waiting.iter().filter(|&&asked| asked < claim).max();
-        older.or_else(|| served.last()).map_or_else(|| self.base(slot, place), |older| older.site)
+        let older = slot.asked.iter().filter(|&&asked| asked < claim).max();
+        older.copied().or(slot.user).map_or_else(|| place(slot.unit), |older| older.site)
     }
 
     /// The site where a unit ends up when everybody has had it.
     fn end(&self, slot: &Slot, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        slot.asked.last().map_or_else(|| self.base(slot, place), |claim| claim.site)
-    }
-
-    /// The site that has it now, as far as is known.
-    fn base(&self, slot: &Slot, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        slot.base.filter(|_| !self.notes).unwrap_or_else(|| place(slot.unit))
+        slot.asked.last().copied().or(slot.user).map_or_else(|| place(slot.unit), |claim| claim.site)
     }
 
     fn expect(
         &mut self,
         mut slot: Slot,
+        idle: bool,
         claim: Stamp,
         place: &impl Fn(u32) -> SiteId,
-    ) -> (u32, SiteId) {
-        if let Some(units) = self.spare.get_mut(&self.end(&slot, place)) {
+    ) -> Placed {
+        if idle && let Some(units) = self.spare.get_mut(&self.end(&slot, place)) {
             *units = units.saturating_sub(1);
         }
-        let way = self.before(&slot, claim, place);
+        let site = self.before(&slot, claim, place);
         let unit = slot.unit;
-        slot.asked.push(claim);
-        if slot.asked.len() > self.memory {
-            slot.base = Some(slot.asked.remove(0).site);
+        if idle || !self.notes {
+            slot.asked.clear();
+            slot.user = Some(claim);
+        } else {
+            slot.asked.push(claim);
         }
         self.slots.push_back(slot);
-        (unit, way)
-    }
-}
-
-impl Slot {
-    /// The site where it ends up when everybody has had it.
-    fn end(&self) -> Option<SiteId> {
-        self.asked.last().map(|claim| claim.site).or(self.base)
-    }
-
-    /// All claims of `site` that are older than `oldest` have been served, and so have those that
-    /// came before them.
-    fn served(&mut self, site: SiteId, oldest: Option<Stamp>) {
-        let done =
-            |claim: &Stamp| claim.site == site && oldest.is_none_or(|oldest| *claim < oldest);
-        let Some(at) = self.asked.iter().rposition(done) else { return };
-        let last = self.asked[at];
-        let mut i = 0;
-        self.asked.retain(|&claim| {
-            i += 1;
-            i > at + 1 || claim > last
-        });
-        self.base = Some(site);
+        Placed { claim, unit, site, note: !idle && self.notes }
     }
 }

@@ -25,7 +25,7 @@ impl<R: Rules> Roaming<R> {
         if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
             return Err(PeerFault::Unexpected("units out of order"));
         }
-        for &(unit, hops) in part.units.iter().chain(&part.arrived) {
+        for &(unit, hops) in part.units.iter().chain(&part.here) {
             if unit >= pool.capacity || hops >= Clock::LIMIT {
                 return Err(PeerFault::Unexpected("a unit that does not exist"));
             }
@@ -48,12 +48,13 @@ impl<R: Rules> Roaming<R> {
             served += u64::from(count);
             *home.entry(claim).or_default() += u64::from(count);
         }
-        if served != part.units.len() as u64 {
+        let units = part.units.len() as u64;
+        if served > units || served < units && pool.desk != self.me {
             return Err(PeerFault::Unexpected("units that nobody wanted"));
         }
         for &(claim, count) in &part.wants {
             self.check_site(claim.site)?;
-            if u64::from(count) > served || count == 0 {
+            if u64::from(count) > units || count == 0 {
                 return Err(PeerFault::TooManyUnits(claim));
             }
             if claim.site == self.me {

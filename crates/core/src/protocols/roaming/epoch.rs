@@ -136,12 +136,10 @@ impl<R: Rules> Roaming<R> {
     }
 
     fn open_desk(&mut self, id: PoolId, desk: SiteId) {
-        let (me, sites) = (self.me, self.sites);
+        let me = self.me;
         let pool = &mut self.pools[id.index()];
         pool.desk = desk;
-        let owner =
-            |unit| if pool.owned.contains_key(&unit) { me } else { pool.trail(unit, sites).site };
-        let board = Board::new((0..pool.capacity).map(owner), sites, pool.notes);
+        let board = Board::new(pool.capacity, pool.notes);
         pool.board = (desk == me).then_some(board);
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::board::{Board, Stock};
+use super::board::Board;
 use super::queue::Queue;
 use crate::types::{PoolId, SiteId, Stamp};
 
@@ -33,6 +33,10 @@ pub(super) struct Pool {
     pub(super) due: BTreeMap<Stamp, u32>,
     /// Asks of others that stay until a unit that is on its way here arrives.
     pub(super) guests: BTreeMap<Stamp, Ask>,
+    /// Units that came lately; the switchboard hears when they are idle.
+    pub(super) fresh: BTreeSet<u32>,
+    /// Units that go to the switchboard when nobody here needs them.
+    pub(super) restless: BTreeSet<u32>,
     /// Where units went that are not here, as far as is known.
     pub(super) trails: BTreeMap<u32, Trail>,
     /// The site that has the pool's switchboard.
@@ -43,8 +47,6 @@ pub(super) struct Pool {
     pub(super) notes: bool,
     /// The unit that was asked for last by this site's own knowledge.
     pub(super) probed: u32,
-    /// Claims per unit that waited when this site last gave one away.
-    pub(super) crowd: u32,
 }
 
 /// Where a unit went.
@@ -65,6 +67,8 @@ pub struct Ask {
     pub count: u32,
     /// The unit to follow, and where it was; none where the switchboard has to choose.
     pub follow: Option<(u32, Trail)>,
+    /// Whether the switchboard wants to hear when it is served.
+    pub note: bool,
 }
 
 impl Pool {
@@ -80,16 +84,16 @@ impl Pool {
             needed: 0,
             due: BTreeMap::new(),
             guests: BTreeMap::new(),
+            fresh: BTreeSet::new(),
+            restless: BTreeSet::new(),
             trails: BTreeMap::new(),
             desk: switchboard(id, sites),
             board: None,
             notes,
             probed: 0,
-            crowd: 0,
         };
         if pool.desk == me {
-            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
-            pool.board = Some(Board::new(owners, sites, notes));
+            pool.board = Some(Board::new(units, notes));
         }
         for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
             pool.own(unit, 0);
@@ -127,16 +131,8 @@ impl Pool {
     }
 
     /// What it tells the switchboard.
-    pub(super) fn stock(&self) -> Stock {
-        let guests = self.guests.values().map(|ask| ask.count);
-        let wanted = self.wants.values().copied().chain(guests).fold(0, u32::saturating_add);
-        let due = self.due.values().copied().fold(0, u32::saturating_add);
-        Stock {
-            spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
-            own: self.count().saturating_add(due).saturating_sub(wanted),
-            oldest: self.due.first_key_value().map(|(&claim, _)| claim),
-            crowd: self.crowd,
-        }
+    pub(super) fn spare(&self) -> u32 {
+        u32::try_from(self.queue.spare()).unwrap_or(u32::MAX)
     }
 
     /// Takes wants out of a claim's account.

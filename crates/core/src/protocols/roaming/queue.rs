@@ -113,6 +113,12 @@ impl Queue {
         self.settle();
     }
 
+    /// An idle unit less, that nobody needed.
+    pub(super) fn shrink(&mut self) {
+        self.idle -= 1;
+        self.settle();
+    }
+
     /// Moves the front back while too much is before it, then forward while more fits.
     fn settle(&mut self) {
         while self.sum > self.idle {

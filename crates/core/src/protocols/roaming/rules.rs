@@ -32,5 +32,5 @@ impl Rules for Sound {
     /// A note costs a message for each move, and lets the board keep asks until their turn has
     /// nearly come, instead of lining them up behind units that may be late. With few sites the
     /// board is right without.
-    const NOTES_FROM: u16 = 8;
+    const NOTES_FROM: u16 = 0;
 }
