@@ -1,11 +1,17 @@
-//! The switchboard of a pool: where its units will be, as far as one site can tell.
+//! The switchboard of a pool: it knows where every unit is, and sends claims there.
 //!
-//! Every pool has one, at a site that its number decides. Who needs units and does not know where
-//! they are asks there; the board passes the ask on and expects that unit at the asker from then
-//! on. So nobody has to tell it where units go, and it is nearly always right. It decides nothing:
-//! where it is wrong, the ask follows the trail that the unit left.
+//! Every pool has one, at a site that its number decides. Who lacks units asks there; the board
+//! tells a site that has some to give them to the claim, and hears when they have arrived. So at
+//! any time it knows of each unit the site that has it or has just given it away, and which claims
+//! it has sent there. It grants nothing: the sites do, and serve by age what the board sends them.
+//!
+//! Three things make it quick. Idle units go first. A claim may be sent behind another one that
+//! uses units, and then gets them in one message when they are released; but only behind one that
+//! has as many as it needs, because units of one claim are released together, and a claim that
+//! collects from two leaves the first idle until the second comes. All others wait at the board,
+//! in order, for units that nobody was sent for: those come to the board when they are released.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::types::{SiteId, Stamp};
@@ -13,239 +19,307 @@ use crate::types::{SiteId, Stamp};
 /// What a board knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Board {
-    /// One per unit, the one that was asked for longest ago first.
-    slots: VecDeque<Slot>,
-    /// Idle units of each site, as far as it has said.
-    spare: BTreeMap<SiteId, u32>,
-    /// Asks that wait here, because older ones are still on their way to every unit.
+    /// Each site that has units or was sent claims.
+    posts: BTreeMap<SiteId, Post>,
+    /// Claims that use units, by site.
+    users: BTreeMap<(SiteId, Stamp), User>,
+    /// The users that somebody may be sent behind, by their units: nobody was yet.
+    open: BTreeSet<(u32, Stamp)>,
+    /// Claims that were sent somewhere and have not got everything, with the places.
+    sent: BTreeMap<Stamp, Vec<Place>>,
+    /// Claims that wait here.
     held: BTreeMap<Stamp, u32>,
-    /// Whether sites tell when units arrive, so that asks may wait here.
-    notes: bool,
 }
 
-/// One unit. Which one is of no matter: sites may serve an ask with another one that they have.
+/// What the board knows of a site.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Post {
+    /// Units that it has, as far as the board has heard.
+    units: u32,
+    /// Units that claims were sent for.
+    wanted: u32,
+    /// Units that are no longer there, though the board has not heard where they went.
+    gone: u32,
+    /// Units that it said are idle.
+    spare: u32,
+}
+
+/// A claim that has units.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Slot {
-    unit: u32,
-    /// The claim that it last served.
-    user: Option<Stamp>,
-    /// Claims that it was asked for since, in the order of the asks.
-    asked: Vec<Stamp>,
+struct User {
+    units: u32,
+    /// Those that nobody was sent for.
+    free: u32,
 }
 
-/// A unit as a claim sees it.
-struct View {
-    slot: usize,
-    /// Where it ends up.
+/// One unit that a claim was sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Place {
     site: SiteId,
-    idle: bool,
-    /// The claim that has it last.
-    last: Option<Stamp>,
-    pending: usize,
+    /// The claim that had it then.
+    user: Option<Stamp>,
 }
 
-/// An ask to pass on.
-pub(super) struct Placed {
-    pub(super) claim: Stamp,
-    pub(super) unit: u32,
-    pub(super) site: SiteId,
-    pub(super) note: bool,
+impl Post {
+    /// Units that are there and that nobody was sent for.
+    const fn room(&self) -> u32 {
+        self.units.saturating_sub(self.wanted).saturating_sub(self.gone)
+    }
+
+    fn idle(&self) -> u32 {
+        self.spare.min(self.room())
+    }
 }
 
 impl Board {
-    pub(super) fn new(units: u32, notes: bool) -> Self {
-        let slot = |unit| Slot { unit, user: None, asked: Vec::new() };
+    pub(super) fn new(owners: impl Iterator<Item = SiteId>) -> Self {
+        let mut posts: BTreeMap<SiteId, Post> = BTreeMap::new();
+        for site in owners {
+            let post = posts.entry(site).or_default();
+            post.units += 1;
+            post.spare += 1;
+        }
         Self {
-            slots: (0..units).map(slot).collect(),
-            spare: BTreeMap::new(),
+            posts,
+            users: BTreeMap::new(),
+            open: BTreeSet::new(),
+            sent: BTreeMap::new(),
             held: BTreeMap::new(),
-            notes,
         }
     }
 
-    /// Takes in what a site tells of itself.
-    pub(super) fn note(&mut self, site: SiteId, spare: u32) {
-        self.spare.insert(site, spare);
-    }
-
-    /// Units are there, and these claims are served.
-    pub(super) fn arrived(&mut self, units: &[(u32, u64)], served: &[(Stamp, u32)]) {
-        let is_one = |slot: &Slot| units.iter().any(|&(unit, _)| unit == slot.unit);
-        for &(claim, count) in served {
-            let mut left = count;
-            for exact in [true, false] {
-                for slot in self.slots.iter_mut().filter(|slot| !exact || is_one(slot)) {
-                    if left > 0
-                        && let Some(i) = slot.asked.iter().position(|&asked| asked == claim)
-                    {
-                        slot.asked.remove(i);
-                        left -= 1;
-                    }
-                }
-            }
-        }
-        if units.is_empty() {
-            return;
-        }
-        let mut users = served.iter().flat_map(|&(claim, n)| (0..n).map(move |_| claim));
-        for slot in self.slots.iter_mut().filter(|slot| is_one(slot)) {
-            slot.user = users.next();
-        }
-        // They are in use for a while: the others come first.
-        let (there, rest) = self.slots.drain(..).partition::<Vec<Slot>, _>(is_one);
-        self.slots = rest.into_iter().chain(there).collect();
-    }
-
-    /// Whether no ask waits here.
+    /// Whether no claim waits here or is on its way.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.is_empty() && self.sent.is_empty()
     }
 
-    /// Takes in an ask.
+    /// Whether claims wait here.
+    pub(super) fn is_crowded(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// How many units a claim is known to wait for, here or elsewhere.
+    pub(super) fn known(&self, claim: Stamp) -> u64 {
+        let held = self.held.get(&claim).copied().unwrap_or_default();
+        u64::from(held) + self.sent.get(&claim).map_or(0, |places| places.len() as u64)
+    }
+
+    /// A claim lacks units.
     pub(super) fn hold(&mut self, claim: Stamp, count: u32) {
         let held = self.held.entry(claim).or_default();
         *held = held.saturating_add(count);
     }
 
-    /// Chooses units for the asks whose turn has nearly come, and for each the site to ask.
-    /// `place` says where a unit was last heard of.
-    pub(super) fn place(&mut self, place: impl Fn(u32) -> SiteId) -> Vec<Placed> {
-        let mut list = Vec::new();
+    /// A site has so many idle units.
+    pub(super) fn note(&mut self, site: SiteId, spare: u32) {
+        self.posts.entry(site).or_default().spare = spare;
+    }
+
+    /// The switchboard's own site has so many units now.
+    pub(super) fn made(&mut self, me: SiteId, units: u32) {
+        self.posts.entry(me).or_default().units = units;
+    }
+
+    /// Whether `site` was sent a claim for so many units.
+    pub(super) fn has_sent(&self, claim: Stamp, site: SiteId, count: u64) -> bool {
+        let places = self.sent.get(&claim).map_or(&[][..], Vec::as_slice);
+        places.iter().filter(|place| place.site == site).count() as u64 >= count
+    }
+
+    /// Units that `site` has, as far as the board knows.
+    pub(super) fn units(&self, site: SiteId) -> u32 {
+        self.posts.get(&site).map_or(0, |post| post.units)
+    }
+
+    /// A unit of `from` has gone to the site of a claim that was sent for it.
+    pub(super) fn moved(&mut self, from: SiteId, claim: Stamp) {
+        let Some(place) = self.end(claim, from) else { return };
+        self.posts.entry(claim.site).or_default().units += 1;
+        if let Some(user) = place.user {
+            self.lower(user);
+        }
+        self.left(from);
+        let user = self.users.entry((claim.site, claim)).or_insert(User { units: 0, free: 0 });
+        user.units += 1;
+        user.free += 1;
+        self.sort(claim);
+    }
+
+    /// A claim could not be served where it was sent to.
+    pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) {
+        let Some(place) = self.end(claim, site) else { return };
+        let post = self.posts.entry(site).or_default();
+        post.gone += post.room();
+        post.spare = 0;
+        if let Some(user) = place.user
+            && let Some(entry) = self.users.get_mut(&(user.site, user))
+        {
+            entry.free = entry.units.min(entry.free + 1);
+            self.sort(user);
+        }
+        self.hold(claim, 1);
+    }
+
+    /// A unit that a claim released has come from there to `home`, or stays idle.
+    pub(super) fn released(&mut self, claim: Stamp, home: Option<SiteId>) {
+        self.lower(claim);
+        if let Some(home) = home {
+            self.left(claim.site);
+            self.posts.entry(home).or_default().units += 1;
+        }
+    }
+
+    /// A site has a unit less. Of the claims there, no more units are known than it has.
+    fn left(&mut self, site: SiteId) {
+        let post = self.posts.entry(site).or_default();
+        post.units = post.units.saturating_sub(1);
+        post.gone = post.gone.saturating_sub(1);
+        let units = post.units;
+        let there = self.users.range((site, OLDEST)..=(site, YOUNGEST));
+        let used: u32 = there.clone().map(|(_, user)| user.units).sum();
+        if used > units
+            && let Some((&(_, oldest), _)) = there.clone().next()
+        {
+            self.lower(oldest);
+        }
+    }
+
+    /// Takes away one of the places that a claim was sent to.
+    fn end(&mut self, claim: Stamp, site: SiteId) -> Option<Place> {
+        let places = self.sent.get_mut(&claim)?;
+        let i = places.iter().position(|place| place.site == site)?;
+        let place = places.remove(i);
+        if places.is_empty() {
+            self.sent.remove(&claim);
+        }
+        let post = self.posts.entry(site).or_default();
+        post.wanted = post.wanted.saturating_sub(1);
+        self.sort(claim);
+        Some(place)
+    }
+
+    /// A claim has a unit less.
+    fn lower(&mut self, claim: Stamp) {
+        let Some(user) = self.users.get_mut(&(claim.site, claim)) else { return };
+        self.open.remove(&(user.units, claim));
+        user.units -= 1;
+        user.free = user.free.min(user.units);
+        if user.units == 0 {
+            self.users.remove(&(claim.site, claim));
+        }
+        self.sort(claim);
+    }
+
+    /// Keeps `open` right.
+    fn sort(&mut self, claim: Stamp) {
+        let Some(user) = self.users.get(&(claim.site, claim)) else { return };
+        let ready = user.free == user.units && !self.sent.contains_key(&claim);
+        for units in 1..=user.units {
+            self.open.remove(&(units, claim));
+        }
+        if ready {
+            self.open.insert((user.units, claim));
+        }
+    }
+
+    /// Sends on the claims whose turn has come: claim, site and units.
+    pub(super) fn place(&mut self) -> BTreeMap<(Stamp, SiteId), u32> {
+        let mut list = BTreeMap::new();
         let mut reserved = 0;
         let held: Vec<(Stamp, u32)> = self.held.iter().map(|(&c, &n)| (c, n)).collect();
         for (claim, count) in held {
-            let mut chosen = self.choose(claim, count as usize, &mut reserved, &place);
-            if chosen.is_empty() {
-                continue;
+            let places = self.choose(claim, count, &mut reserved);
+            let left = count - u32::try_from(places.len()).expect("no more than was asked");
+            if left == 0 {
+                self.held.remove(&claim);
+            } else {
+                self.held.insert(claim, left);
             }
-            chosen.sort_unstable();
-            self.held.remove(&claim);
-            let take = |i: (usize, bool)| {
-                (self.slots.remove(i.0).expect("chosen from those that are there"), i.1)
-            };
-            let slots: Vec<(Slot, bool)> = chosen.into_iter().rev().map(take).collect();
-            for (slot, idle) in slots.into_iter().rev() {
-                list.push(self.expect(slot, idle, claim, &place));
+            for place in places {
+                self.send(claim, place);
+                *list.entry((claim, place.site)).or_default() += 1;
             }
         }
         list
     }
 
-    fn view(&self, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> Vec<View> {
-        let mut spare = self.spare.clone();
-        let mut list = Vec::new();
-        for (slot, entry) in self.slots.iter().enumerate() {
-            let site = self.end(entry, place);
-            if site == claim.site || self.before(entry, claim, place) == claim.site {
-                continue;
-            }
-            let pending = entry.asked.len();
-            let idle = pending == 0
-                && spare.get_mut(&site).is_some_and(|spare| {
-                    let is = *spare > 0;
-                    *spare = spare.saturating_sub(1);
-                    is
-                });
-            let last = entry.asked.last().copied().or(entry.user);
-            list.push(View { slot, site, idle, last, pending });
+    fn send(&mut self, claim: Stamp, place: Place) {
+        let post = self.posts.entry(place.site).or_default();
+        post.wanted += 1;
+        if place.user.is_none() {
+            post.spare = post.spare.saturating_sub(1);
         }
-        list
+        self.sent.entry(claim).or_default().push(place);
+        self.sort(claim);
+        if let Some(user) = place.user
+            && let Some(entry) = self.users.get_mut(&(user.site, user))
+        {
+            entry.free = entry.free.saturating_sub(1);
+            self.sort(user);
+        }
     }
 
-    /// The slots to ask for a claim; all or none.
-    ///
-    /// Units that one claim has are released together. A claim for
-    /// two that takes them from two others leaves the first idle until the second comes.
-    fn choose(
-        &self,
-        claim: Stamp,
-        count: usize,
-        reserved: &mut usize,
-        place: &impl Fn(u32) -> SiteId,
-    ) -> Vec<(usize, bool)> {
-        let mut view = self.view(claim, place);
-        if view.len() < count {
-            // More is asked than seems to be elsewhere: the site will find out where it is.
-            let mut chosen: Vec<(usize, bool)> =
-                view.iter().map(|unit| (unit.slot, unit.idle)).collect();
-            let rest = (0..self.slots.len()).filter(|i| !view.iter().any(|unit| unit.slot == *i));
-            chosen.extend(rest.take(count - view.len()).map(|i| (i, false)));
-            return chosen;
-        }
-        let mut stock: BTreeMap<SiteId, usize> = BTreeMap::new();
-        for unit in view.iter().filter(|unit| unit.idle) {
-            *stock.entry(unit.site).or_default() += 1;
-        }
-        let idle: usize = stock.values().sum();
-        if idle >= count + *reserved {
-            // From one site, if there is one that has so many: the smallest stock.
-            let enough = stock.iter().filter(|stock| *stock.1 >= count);
-            let one = enough.min_by_key(|stock| *stock.1).map(|stock| *stock.0);
-            view.retain(|unit| unit.idle && one.is_none_or(|site| unit.site == site));
-            view.sort_by_key(|unit| core::cmp::Reverse(stock[&unit.site]));
-            return view[..count].iter().map(|unit| (unit.slot, true)).collect();
-        }
-        let mut groups: BTreeMap<(SiteId, Option<Stamp>), Vec<&View>> = BTreeMap::new();
-        for unit in view.iter().filter(|unit| !unit.idle) {
-            groups.entry((unit.site, unit.last)).or_default().push(unit);
-        }
-        let behind = self.notes
-            && self.slots.iter().any(|slot| slot.asked.iter().any(|&asked| asked < claim));
-        let fit = groups.values().find(|list| {
-            list.len() == count && list.iter().all(|unit| unit.pending == 0)
+    /// Where to send a claim: for all its units, or for none of them.
+    fn choose(&self, claim: Stamp, count: u32, reserved: &mut u32) -> Vec<Place> {
+        let k = count as usize;
+        let others = self.posts.iter().filter(|(site, _)| **site != claim.site);
+        let idle = |(&site, post): (&SiteId, &Post)| (site, post.idle());
+        let mut stocks: Vec<(SiteId, u32)> = others.clone().map(idle).collect();
+        stocks.retain(|stock| stock.1 > 0);
+        let total: u32 = stocks.iter().map(|stock| stock.1).sum();
+        // From the smallest stock that is large enough; else from the largest.
+        stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
+        let idle = stocks.iter().flat_map(|&(site, n)| {
+            (0..n).map(move |_| Place { site, user: None })
         });
-        if let Some(list) = fit {
-            return list.iter().map(|unit| (unit.slot, false)).collect();
+        if total >= count + *reserved {
+            return idle.take(k).collect();
         }
-        if behind {
-            *reserved = idle.min(count + *reserved);
+        let fits = self.open.range((count, OLDEST)..=(count, YOUNGEST));
+        let fit = fits.map(|fit| fit.1).find(|user| {
+            user.site != claim.site && self.posts[&user.site].room() >= count
+        });
+        if let Some(user) = fit {
+            let place = Place { site: user.site, user: Some(user) };
+            return (0..k).map(|_| place).collect();
+        }
+        if self.sent.first_key_value().is_some_and(|sent| *sent.0 < claim) {
+            *reserved = total.min(count + *reserved);
             return Vec::new();
         }
-        let fit = groups.values().filter(|list| list.len() >= count);
-        let fit = fit.min_by_key(|list| (list.iter().map(|u| u.pending).max(), list.len()));
-        if let Some(list) = fit
-            && idle == 0
-        {
-            return list[..count].iter().map(|unit| (unit.slot, false)).collect();
+        // Nobody older is on the way, so it must not wait for anybody.
+        let mut list: Vec<Place> = idle.take(k).collect();
+        let users = self.users.iter().filter(|(user, _)| user.0 != claim.site);
+        let mut users: Vec<(Stamp, &User)> = users.map(|(user, entry)| (user.1, entry)).collect();
+        users.sort_by_key(|&(user, entry)| (entry.free.abs_diff(count), user));
+        let mut room: BTreeMap<SiteId, u32> =
+            others.clone().map(|(&site, post)| (site, post.room())).collect();
+        for place in &list {
+            room.entry(place.site).and_modify(|room| *room -= 1);
         }
-        view.sort_by_key(|unit| (!unit.idle, unit.pending, unit.slot));
-        view.truncate(count);
-        view.into_iter().map(|unit| (unit.slot, unit.idle)).collect()
-    }
-
-    /// The site that has a unit just before a claim does.
-    fn before(&self, slot: &Slot, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        if !self.notes {
-            return self.end(slot, place);
+        for (user, entry) in users {
+            let free = room.get_mut(&user.site);
+            let Some(free) = free else { continue };
+            let n = entry.free.min(*free).min(count - u32::try_from(list.len()).unwrap_or(count));
+            *free -= n;
+            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user) }));
         }
-        let older = slot.asked.iter().filter(|&&asked| asked < claim).max();
-        older.copied().or(slot.user).map_or_else(|| place(slot.unit), |older| older.site)
-    }
-
-    /// The site where a unit ends up when everybody has had it.
-    fn end(&self, slot: &Slot, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        slot.asked.last().copied().or(slot.user).map_or_else(|| place(slot.unit), |claim| claim.site)
-    }
-
-    fn expect(
-        &mut self,
-        mut slot: Slot,
-        idle: bool,
-        claim: Stamp,
-        place: &impl Fn(u32) -> SiteId,
-    ) -> Placed {
-        if idle && let Some(units) = self.spare.get_mut(&self.end(&slot, place)) {
-            *units = units.saturating_sub(1);
+        for (site, room) in room {
+            let n = room.min(count - u32::try_from(list.len()).unwrap_or(count));
+            list.extend((0..n).map(|_| Place { site, user: None }));
         }
-        let site = self.before(&slot, claim, place);
-        let unit = slot.unit;
-        if idle || !self.notes {
-            slot.asked.clear();
-            slot.user = Some(claim);
-        } else {
-            slot.asked.push(claim);
+        // Younger ones were sent for all units: it goes first.
+        for (&site, post) in others {
+            let here = |place: &&Place| place.site == site;
+            let before = self.sent.get(&claim).map_or(0, |sent| sent.iter().filter(here).count());
+            let have = before + list.iter().filter(here).count();
+            let more = (post.units.saturating_sub(post.gone) as usize).saturating_sub(have);
+            let n = more.min(k - list.len());
+            list.extend((0..n).map(|_| Place { site, user: None }));
         }
-        self.slots.push_back(slot);
-        Placed { claim, unit, site, note: !idle && self.notes }
+        list
     }
 }
+
+const OLDEST: Stamp = Stamp { time: 0, site: SiteId(0) };
+const YOUNGEST: Stamp = Stamp { time: u64::MAX, site: SiteId(u16::MAX) };

@@ -70,7 +70,7 @@ impl<R: Rules> Roaming<R> {
                     pool.trails.insert(number, trail);
                 }
             }
-            self.open_desk(id, desk);
+            self.open_desk(id, desk, &lost);
         }
         self.finish(turn, out);
         lost
@@ -88,9 +88,12 @@ impl<R: Rules> Roaming<R> {
         let mut turn = Turn::default();
         let pool = self.touch(unit.pool, &mut turn);
         pool.own(unit.number, trail.hops + 1);
-        let guests = core::mem::take(&mut pool.guests);
-        turn.asks.extend(guests.into_values().map(|ask| (unit.pool, ask)));
+        let owned = pool.count();
+        if let Some(board) = &mut pool.board {
+            board.made(me, owned);
+        }
         turn.short.push(unit.pool);
+        turn.noted.push(unit.pool);
         self.finish(turn, out);
     }
 
@@ -124,8 +127,10 @@ impl<R: Rules> Roaming<R> {
         for claim in core::mem::take(&mut pool.wants).into_keys() {
             pool.queue.take(claim, None);
         }
+        pool.wanted = 0;
         pool.due.clear();
-        pool.guests.clear();
+        pool.news.clear();
+        pool.homing.clear();
         turn.short.push(id);
     }
 
@@ -135,11 +140,17 @@ impl<R: Rules> Roaming<R> {
         after.or_else(|| members.iter().next()).unwrap_or(first)
     }
 
-    fn open_desk(&mut self, id: PoolId, desk: SiteId) {
-        let me = self.me;
+    fn open_desk(&mut self, id: PoolId, desk: SiteId, lost: &[Unit]) {
+        let (me, sites) = (self.me, self.sites);
         let pool = &mut self.pools[id.index()];
         pool.desk = desk;
-        let board = Board::new(pool.capacity, pool.notes);
+        let place = |unit| {
+            let here = pool.owned.contains_key(&unit);
+            if here { me } else { pool.trail(unit, sites).site }
+        };
+        let there = (0..pool.capacity).map(|unit| Unit { pool: id, number: unit });
+        let there = there.filter(|unit| lost.binary_search(unit).is_err());
+        let board = Board::new(there.map(|unit| place(unit.number)));
         pool.board = (desk == me).then_some(board);
     }
 }

@@ -21,32 +21,40 @@ pub(super) struct Pool {
     /// Own claims that wait, and wants of others, oldest first. Invariant: it counts as many idle
     /// units as there are.
     pub(super) queue: Queue,
-    /// Wants of others that are in the queue. Invariant: for each claim no more than are owned
-    /// here, so that every want has a unit that will be free for it.
+    /// Claims of others that the switchboard sent here, which are in the queue. Invariant: all in
+    /// all no more than units are owned here, so that there is one for each.
     pub(super) wants: BTreeMap<Stamp, u32>,
+    /// All of them.
+    pub(super) wanted: u64,
     /// Own claims that wait, by the units that they ask for.
     pub(super) needs: BTreeMap<u32, BTreeSet<Stamp>>,
     /// The units that they ask for, all in all.
     pub(super) needed: u64,
-    /// Wants of this site that are elsewhere. Invariant: with the owned units, those up to each
-    /// waiting claim are as many as it asks for.
+    /// What own claims are owed: asked for, and not here. Invariant: with the owned units, what is
+    /// owed up to each waiting claim is as much as it asks for.
     pub(super) due: BTreeMap<Stamp, u32>,
-    /// Asks of others that stay until a unit that is on its way here arrives.
-    pub(super) guests: BTreeMap<Stamp, Ask>,
-    /// Units that came lately; the switchboard hears when they are idle.
-    pub(super) fresh: BTreeSet<u32>,
-    /// Units that go to the switchboard when nobody here needs them.
-    pub(super) restless: BTreeSet<u32>,
-    /// Where units went that are not here, as far as is known.
+    /// Own claims whose units the switchboard has not heard of, or not whether they are used.
+    pub(super) news: BTreeMap<(Stamp, SiteId), u32>,
+    /// Units that go to the switchboard when nobody here needs them, with the claims that they
+    /// came for.
+    pub(super) homing: BTreeMap<u32, Stamp>,
+    /// Where units went that are not here, as far as is known: for the next epoch.
     pub(super) trails: BTreeMap<u32, Trail>,
     /// The site that has the pool's switchboard.
     pub(super) desk: SiteId,
     /// The switchboard, if it is at this site.
     pub(super) board: Option<Board>,
-    /// Whether sites tell the switchboard when units arrive.
-    pub(super) notes: bool,
-    /// The unit that was asked for last by this site's own knowledge.
-    pub(super) probed: u32,
+}
+
+/// Units that came for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Came {
+    /// The claim.
+    pub claim: Stamp,
+    /// The site that gave them.
+    pub from: SiteId,
+    /// How many.
+    pub units: u32,
 }
 
 /// Where a unit went.
@@ -58,21 +66,8 @@ pub struct Trail {
     pub site: SiteId,
 }
 
-/// Wants in search of units.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Ask {
-    /// The claim that lacks units.
-    pub claim: Stamp,
-    /// How many.
-    pub count: u32,
-    /// The unit to follow, and where it was; none where the switchboard has to choose.
-    pub follow: Option<(u32, Trail)>,
-    /// Whether the switchboard wants to hear when it is served.
-    pub note: bool,
-}
-
 impl Pool {
-    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId, notes: bool) -> Self {
+    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId) -> Self {
         let mut pool = Self {
             id,
             capacity: units,
@@ -80,20 +75,19 @@ impl Pool {
             idle: VecDeque::new(),
             queue: Queue::default(),
             wants: BTreeMap::new(),
+            wanted: 0,
             needs: BTreeMap::new(),
             needed: 0,
             due: BTreeMap::new(),
-            guests: BTreeMap::new(),
-            fresh: BTreeSet::new(),
-            restless: BTreeSet::new(),
+            news: BTreeMap::new(),
+            homing: BTreeMap::new(),
             trails: BTreeMap::new(),
             desk: switchboard(id, sites),
             board: None,
-            notes,
-            probed: 0,
         };
         if pool.desk == me {
-            pool.board = Some(Board::new(units, notes));
+            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
+            pool.board = Some(Board::new(owners));
         }
         for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
             pool.own(unit, 0);
@@ -130,12 +124,12 @@ impl Pool {
         self.trails.get(&unit).copied().unwrap_or_else(first)
     }
 
-    /// What it tells the switchboard.
+    /// Idle units that nobody here needs.
     pub(super) fn spare(&self) -> u32 {
         u32::try_from(self.queue.spare()).unwrap_or(u32::MAX)
     }
 
-    /// Takes wants out of a claim's account.
+    /// Takes what came for a claim out of its account.
     pub(super) fn settle_due(&mut self, claim: Stamp, count: u32) {
         let due = self.due.get_mut(&claim).expect("checked: no more comes than is due");
         *due -= count;
@@ -144,10 +138,21 @@ impl Pool {
         }
     }
 
+    /// A claim waits no more.
+    pub(super) fn forget_need(&mut self, claim: Stamp, units: u32) {
+        let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
+        claims.remove(&claim);
+        self.needed -= u64::from(units);
+        if claims.is_empty() {
+            self.needs.remove(&units);
+        }
+    }
+
     /// Takes wants of another site away.
     pub(super) fn drop_wants(&mut self, claim: Stamp, count: u32) {
         let wants = self.wants.get_mut(&claim).expect("only wants that are here are taken");
         *wants -= count;
+        self.wanted -= u64::from(count);
         if *wants == 0 {
             self.wants.remove(&claim);
         }
