@@ -13,7 +13,7 @@ fn main() {
     let nn = f64::from(n);
     let clients = (f64::from(m) * 10.0 / 3.0 / nn).round().max(1.0);
     let think = clients * nn * 5.0 * mean / (load * f64::from(m));
-    setup.requests = 6000;
+    setup.requests = 24000;
     setup.hold = Span::Exponential(5.0);
     setup.clients = clients as u32;
     setup.think = Span::Exponential(think);
@@ -28,5 +28,10 @@ fn main() {
         println!("msgs {:.2} wait {:.2} used {:.2}/{m} idle per use {:.2} over {}", r.messages_per_grant().mean, w, used, (f64::from(m) - used) / (x * mean), r.overtaken_max);
     }
 
+    let acc = kofm_sim::seeded::ACC.lock().unwrap();
+    let names = ["used","idle-needy","idle-desk","idle-wants","idle-else","held","wants","guests","due","needs"];
+    let mut owned = 0.0;
+    for i in 0..10 { print!("{} {:.2}  ", names[i], acc[i]/acc[10]); if i < 5 { owned += acc[i]/acc[10]; } }
+    println!("transit {:.2}", f64::from(m) - owned);
     println!("ratio {:.2}", r.wait_mean() / p.wait_mean());
 }

@@ -94,6 +94,7 @@ use self::pool::Pool;
 pub use self::pool::{Came, Trail};
 pub use self::rules::{Rules, Sound};
 use self::turn::Turn;
+pub use self::turn::CUR;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -136,6 +137,8 @@ pub struct Part {
     pub scarce: bool,
     /// From the switchboard: claims to give units to.
     pub wants: Vec<(Stamp, u32)>,
+    /// From the switchboard: asks that ended, because nobody else has so many units.
+    pub ended: Vec<(Stamp, u32)>,
     /// To the switchboard, like all that follows: units that claims of the sender lack.
     pub asks: Vec<(Stamp, u32)>,
     /// Claims that it sent and that the sender has no units for.
@@ -151,13 +154,15 @@ pub struct Part {
 }
 
 impl Part {
-    const fn new(pool: PoolId) -> Self {
+    /// A part that says nothing.
+    pub const fn new(pool: PoolId) -> Self {
         Self {
             pool,
             units: Vec::new(),
             served: Vec::new(),
             scarce: false,
             wants: Vec::new(),
+            ended: Vec::new(),
             asks: Vec::new(),
             bounced: Vec::new(),
             came: Vec::new(),

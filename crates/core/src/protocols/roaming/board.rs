@@ -58,6 +58,8 @@ struct Place {
     site: SiteId,
     /// The claim that had it then.
     user: Option<Stamp>,
+    /// Units that the board's own site gave to that site since: they come after the claim.
+    later: u32,
 }
 
 impl Post {
@@ -98,12 +100,7 @@ impl Board {
         !self.held.is_empty()
     }
 
-    /// How many units a claim is known to wait for, here or elsewhere.
-    pub(super) fn known(&self, claim: Stamp) -> u64 {
-        let held = self.held.get(&claim).copied().unwrap_or_default();
-        u64::from(held) + self.sent.get(&claim).map_or(0, |places| places.len() as u64)
-    }
-
+    pub(super) fn dbg_held(&self) -> u32 { self.held.values().sum() }
     /// A claim lacks units.
     pub(super) fn hold(&mut self, claim: Stamp, count: u32) {
         let held = self.held.entry(claim).or_default();
@@ -126,11 +123,6 @@ impl Board {
         places.iter().filter(|place| place.site == site).count() as u64 >= count
     }
 
-    /// Units that `site` has, as far as the board knows.
-    pub(super) fn units(&self, site: SiteId) -> u32 {
-        self.posts.get(&site).map_or(0, |post| post.units)
-    }
-
     /// A unit of `from` has gone to the site of a claim that was sent for it.
     pub(super) fn moved(&mut self, from: SiteId, claim: Stamp) {
         let Some(place) = self.end(claim, from) else { return };
@@ -145,11 +137,20 @@ impl Board {
         self.sort(claim);
     }
 
+    /// The same where `me`, the board's own site, has just given it.
+    pub(super) fn gave(&mut self, me: SiteId, claim: Stamp) {
+        self.moved(me, claim);
+        let places = self.sent.values_mut().flatten();
+        for place in places.filter(|place| place.site == claim.site) {
+            place.later += 1;
+        }
+    }
+
     /// A claim could not be served where it was sent to.
     pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) {
         let Some(place) = self.end(claim, site) else { return };
         let post = self.posts.entry(site).or_default();
-        post.gone += post.room();
+        post.gone += post.room().saturating_sub(place.later);
         post.spare = 0;
         if let Some(user) = place.user
             && let Some(entry) = self.users.get_mut(&(user.site, user))
@@ -243,6 +244,34 @@ impl Board {
         list
     }
 
+    /// Ends asks for more units than are elsewhere: their site has got the rest in the meantime, or
+    /// will know better. Where claims were sent to that site it may have given units away.
+    pub(super) fn end_superfluous(&mut self, capacity: u32) -> Vec<(Stamp, u32)> {
+        let mut list = Vec::new();
+        for (&claim, &held) in &self.held {
+            let post = self.posts.get(&claim.site);
+            if post.is_some_and(|post| post.wanted > 0) {
+                continue;
+            }
+            let elsewhere = capacity - post.map_or(0, |post| post.units).min(capacity);
+            let sent = self.sent.get(&claim).map_or(0, Vec::len);
+            let asked = u64::from(held) + sent as u64;
+            let excess = asked.saturating_sub(elsewhere.into()).min(held.into());
+            if excess > 0 {
+                list.push((claim, u32::try_from(excess).expect("no more than is held")));
+            }
+        }
+        for &(claim, excess) in &list {
+            let left = self.held[&claim] - excess;
+            if left == 0 {
+                self.held.remove(&claim);
+            } else {
+                self.held.insert(claim, left);
+            }
+        }
+        list
+    }
+
     fn send(&mut self, claim: Stamp, place: Place) {
         let post = self.posts.entry(place.site).or_default();
         post.wanted += 1;
@@ -270,7 +299,7 @@ impl Board {
         // From the smallest stock that is large enough; else from the largest.
         stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
         let idle = stocks.iter().flat_map(|&(site, n)| {
-            (0..n).map(move |_| Place { site, user: None })
+            (0..n).map(move |_| Place { site, user: None, later: 0 })
         });
         if total >= count + *reserved {
             return idle.take(k).collect();
@@ -280,7 +309,7 @@ impl Board {
             user.site != claim.site && self.posts[&user.site].room() >= count
         });
         if let Some(user) = fit {
-            let place = Place { site: user.site, user: Some(user) };
+            let place = Place { site: user.site, user: Some(user), later: 0 };
             return (0..k).map(|_| place).collect();
         }
         if self.sent.first_key_value().is_some_and(|sent| *sent.0 < claim) {
@@ -288,6 +317,16 @@ impl Board {
             return Vec::new();
         }
         // Nobody older is on the way, so it must not wait for anybody.
+        let both = self.users.iter().find(|((site, _), user)| {
+            let post = &self.posts[site];
+            *site != claim.site && user.units >= count && post.units >= count + post.gone
+        });
+        if let Some((&(site, user), _)) = both
+            && !self.sent.contains_key(&claim)
+        {
+            let place = Place { site, user: Some(user), later: 0 };
+            return (0..k).map(|_| place).collect();
+        }
         let mut list: Vec<Place> = idle.take(k).collect();
         let users = self.users.iter().filter(|(user, _)| user.0 != claim.site);
         let mut users: Vec<(Stamp, &User)> = users.map(|(user, entry)| (user.1, entry)).collect();
@@ -302,11 +341,11 @@ impl Board {
             let Some(free) = free else { continue };
             let n = entry.free.min(*free).min(count - u32::try_from(list.len()).unwrap_or(count));
             *free -= n;
-            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user) }));
+            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user), later: 0 }));
         }
         for (site, room) in room {
             let n = room.min(count - u32::try_from(list.len()).unwrap_or(count));
-            list.extend((0..n).map(|_| Place { site, user: None }));
+            list.extend((0..n).map(|_| Place { site, user: None, later: 0 }));
         }
         // Younger ones were sent for all units: it goes first.
         for (&site, post) in others {
@@ -315,7 +354,7 @@ impl Board {
             let have = before + list.iter().filter(here).count();
             let more = (post.units.saturating_sub(post.gone) as usize).saturating_sub(have);
             let n = more.min(k - list.len());
-            list.extend((0..n).map(|_| Place { site, user: None }));
+            list.extend((0..n).map(|_| Place { site, user: None, later: 0 }));
         }
         list
     }

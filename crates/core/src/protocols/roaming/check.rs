@@ -1,5 +1,7 @@
 //! What a message must be for this site to take it.
 
+use alloc::collections::BTreeMap;
+
 use super::board::Board;
 use super::{Message, Part, Roaming, Rules};
 use crate::protocol::PeerFault;
@@ -32,7 +34,8 @@ impl<R: Rules> Roaming<R> {
                 return Err(PeerFault::Unexpected("a unit that is here"));
             }
         }
-        let lists = [&part.served, &part.wants, &part.asks, &part.bounced, &part.home, &part.idle];
+        let lists = [&part.served, &part.wants, &part.ended, &part.asks, &part.bounced];
+        let lists = lists.into_iter().chain([&part.home, &part.idle]);
         for list in lists {
             if !list.is_sorted_by(|a, b| a.0 < b.0) {
                 return Err(PeerFault::Unexpected("claims out of order"));
@@ -44,11 +47,15 @@ impl<R: Rules> Roaming<R> {
                 }
             }
         }
-        for &(claim, count) in &part.served {
+        let mut over: BTreeMap<Stamp, u64> = BTreeMap::new();
+        for &(claim, count) in part.served.iter().chain(&part.ended) {
             if claim.site != self.me {
                 return Err(PeerFault::ForeignClaim(claim));
             }
-            if count > pool.due.get(&claim).copied().unwrap_or_default() {
+            *over.entry(claim).or_default() += u64::from(count);
+        }
+        for (claim, count) in over {
+            if count > pool.due.get(&claim).map_or(0, |&due| u64::from(due)) {
                 return Err(PeerFault::TooManyUnits(claim));
             }
         }
@@ -59,7 +66,7 @@ impl<R: Rules> Roaming<R> {
         if let Some(&(claim, _)) = part.wants.iter().find(|want| want.0.site == self.me) {
             return Err(PeerFault::ForeignClaim(claim));
         }
-        if !part.wants.is_empty() && from != pool.desk {
+        if !(part.wants.is_empty() && part.ended.is_empty()) && from != pool.desk {
             return Err(PeerFault::Unexpected("claims that the switchboard did not send"));
         }
         match &pool.board {

@@ -3,6 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use super::board::Board;
 use super::pool::{Came, Pool, Trail};
 use super::{Message, Own, Part, Roaming, Rules};
 use crate::protocol::EffectsOf;
@@ -17,6 +18,10 @@ pub(super) struct Turn {
     pub(super) fresh: Vec<(PoolId, Stamp)>,
     /// Claims of others that were sent here in this step.
     sent: Vec<(PoolId, Stamp)>,
+    /// Pools whose claims were sent on since they changed.
+    placed: alloc::collections::BTreeSet<PoolId>,
+    /// Asks of own claims that ended without units.
+    ended: Vec<(PoolId, Stamp, u32)>,
     /// Pools that have changed at all.
     seen: Vec<PoolId>,
     /// Pools whose switchboard, which is here, has heard news.
@@ -71,8 +76,18 @@ impl Pool {
         let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
         let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
         let covered = self.covered(claim);
-        let lack = self.needed.saturating_sub(covered);
-        u32::try_from(lack.min(elsewhere)).unwrap_or(u32::MAX).min(units)
+        if self.needed * u64::from(units.min(FF)) <= covered {
+            return 0;
+        }
+        u32::try_from(elsewhere).unwrap_or(u32::MAX).min(units)
+    }
+
+    /// Whether own claims are covered without one of the units here.
+    fn can_spare(&self) -> bool {
+        self.needs.iter().all(|(&units, claims)| {
+            let oldest = *claims.first().expect("no empty sets are kept");
+            self.covered(oldest) > u64::from(units)
+        })
     }
 
     /// Notes a claim of another site that the switchboard sent here.
@@ -145,10 +160,13 @@ impl<R: Rules> Roaming<R> {
                 }
             }
         }
+        turn.ended.extend(part.ended.iter().map(|&(claim, count)| (id, claim, count)));
         for (claim, count) in part.wants {
             pool.want(claim, count);
             turn.fresh.push((id, claim));
-            turn.sent.push((id, claim));
+            if !part.scarce {
+                turn.sent.push((id, claim));
+            }
         }
     }
 
@@ -161,11 +179,19 @@ impl<R: Rules> Roaming<R> {
             for (id, from) in core::mem::take(&mut turn.touched) {
                 self.settle(id, from, &mut turn, out);
                 self.bounce(id, &mut turn);
+                let crowded = |board: &Board| board.is_crowded();
+                if turn.placed.insert(id) && self.pools[id.index()].board.as_ref().is_some_and(crowded) {
+                    turn.noted.push(id);
+                }
             }
             for (id, claim) in core::mem::take(&mut turn.fresh) {
                 if self.pools[id.index()].queue.fits(claim) {
                     self.serve(id, claim, &mut turn, out);
                 }
+            }
+            for (id, claim, count) in core::mem::take(&mut turn.ended) {
+                self.pools[id.index()].settle_due(claim, count);
+                turn.short.push(id);
             }
             self.cover(&mut turn);
             if turn.touched.is_empty() && turn.noted.is_empty() {
@@ -176,6 +202,7 @@ impl<R: Rules> Roaming<R> {
             self.rest(unit, claim, &mut turn);
         }
         self.report(&mut turn);
+        self.dbg();
         for (to, letter) in turn.letters {
             let mut parts: Vec<Part> = letter.parts.into_values().collect();
             for part in &mut parts {
@@ -185,21 +212,57 @@ impl<R: Rules> Roaming<R> {
         }
     }
 
+    fn dbg(&self) {
+        let p = &self.pools[0];
+        let idle = p.idle.len() as i32;
+        let c = &CUR[self.me.index()];
+        use core::sync::atomic::Ordering::Relaxed as R;
+        for x in c { x.store(0, R); }
+        c[0].store(p.owned.len() as i32 - idle, R);
+        let w = if !p.needs.is_empty() { 1 } else if p.desk == self.me { 2 } else if !p.wants.is_empty() { 3 } else {4};
+        c[w].store(idle, R);
+        c[5].store(p.board.as_ref().map_or(0, |b| b.dbg_held() as i32), R);
+        c[6].store(p.wants.values().sum::<u32>() as i32, R);
+        c[8].store(p.due.values().sum::<u32>() as i32, R);
+        c[9].store(p.needs.iter().map(|x| x.0 * x.1.len() as u32).sum::<u32>() as i32, R);
+    }
+
     /// Lets the switchboard send on the claims whose turn has come.
     fn place(&mut self, id: PoolId, turn: &mut Turn) {
         let me = self.me;
-        let pool = self.touch(id, turn);
+        let pool = &mut self.pools[id.index()];
+        let front = pool.queue.front().map(|front| front.0);
         let (units, spare) = (pool.count(), pool.spare());
-        let Some(board) = &mut pool.board else { return };
+        let Some(board) = pool.board.as_mut().filter(|board| board.is_crowded()) else { return };
         board.made(me, units);
         board.note(me, spare);
-        for ((claim, site), count) in board.place() {
+        let placed = board.place();
+        let capacity = pool.capacity;
+        for (claim, count) in board.end_superfluous(capacity) {
+            if claim.site == me {
+                turn.ended.push((id, claim, count));
+            } else {
+                merge(&mut turn.part(claim.site, id, claim).ended, claim, count);
+            }
+        }
+        let scarce = board.is_crowded();
+        extern crate std;
+        if board.dbg_held() > 4 && CUR[63][9].fetch_add(1, core::sync::atomic::Ordering::Relaxed) == 500 {
+            std::eprintln!("{board:?}");
+            for (i, c) in CUR.iter().enumerate() { if c.iter().any(|x| x.load(core::sync::atomic::Ordering::Relaxed) != 0) { std::eprintln!("{i} {c:?}"); } }
+        }
+        for ((claim, site), count) in placed {
             if site == me {
                 pool.want(claim, count);
                 turn.fresh.push((id, claim));
                 turn.sent.push((id, claim));
+                if turn.touched.iter().all(|touched| touched.0 != id) {
+                    turn.touched.push((id, front));
+                }
             } else {
-                merge(&mut turn.part(site, id, claim).wants, claim, count);
+                let part = turn.part(site, id, claim);
+                part.scarce |= scarce;
+                merge(&mut part.wants, claim, count);
             }
         }
     }
@@ -262,7 +325,7 @@ impl<R: Rules> Roaming<R> {
         pool.drop_wants(claim, count);
         let scarce = match &mut pool.board {
             Some(board) => {
-                (0..count).for_each(|_| board.moved(me, claim));
+                (0..count).for_each(|_| board.gave(me, claim));
                 board.is_crowded()
             }
             None => waited,
@@ -282,6 +345,9 @@ impl<R: Rules> Roaming<R> {
         if turn.touched.iter().all(|touched| touched.0 != id) {
             let front = pool.queue.front().map(|front| front.0);
             turn.touched.push((id, front));
+        }
+        if pool.board.is_some() {
+            turn.noted.push(id);
         }
     }
 
@@ -349,12 +415,17 @@ impl<R: Rules> Roaming<R> {
         let id = unit.pool;
         let pool = &mut self.pools[id.index()];
         let unit = unit.number;
-        if pool.queue.front().is_some() || pool.queue.spare() == 0 || !pool.idle.contains(&unit) {
+        if pool.queue.spare() == 0 || !pool.idle.contains(&unit) {
+            return;
+        }
+        let needed = pool.queue.front().is_some();
+        if needed && !pool.can_spare() {
             return;
         }
         if let Some(board) = &mut pool.board {
             board.released(claim, None);
-        } else if let Some(&came_for) = pool.homing.get(&unit) {
+        } else if needed || pool.homing.contains_key(&unit) {
+            let came_for = pool.homing.get(&unit).copied().unwrap_or(claim);
             pool.idle.retain(|&idle| idle != unit);
             pool.queue.shrink();
             let given = pool.let_go(unit, pool.desk);
@@ -418,3 +489,8 @@ fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
         Err(i) => list.insert(i, (claim, count)),
     }
 }
+
+/// x
+pub static CUR: [[core::sync::atomic::AtomicI32; 10]; 64] = [const { [const {core::sync::atomic::AtomicI32::new(0)}; 10] }; 64];
+
+const FF: u32 = 2;
