@@ -241,9 +241,6 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn handle<O: Observer<P>>(&mut self, (at, number, place): Due, observer: &mut O) {
-        if P::NAME == "roaming" { let mut acc = ACC.lock().unwrap();
-        for c in &kofm_core::protocols::roaming::CUR { for (i, x) in c.iter().enumerate() {
-            acc[i] += f64::from(x.load(std::sync::atomic::Ordering::Relaxed)) * (at - self.now) as f64; } } acc[10] += (at - self.now) as f64; }
         self.now = at;
         let event = self.slab[place as usize].as_ref().expect("a scheduled event is kept");
         if !self.setup.faults.is_empty() {
@@ -533,6 +530,3 @@ fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
         }
     }
 }
-
-/// x
-pub static ACC: std::sync::Mutex<[f64; 11]> = std::sync::Mutex::new([0.0; 11]);

@@ -94,7 +94,6 @@ use self::pool::Pool;
 pub use self::pool::{Came, Trail};
 pub use self::rules::{Rules, Sound};
 use self::turn::Turn;
-pub use self::turn::CUR;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -257,7 +256,9 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for (id, units) in demand.parts() {
             let pool = self.touch(id, &mut turn);
-            pool.queue.take(claim, None);
+            if R::FREES_ON_WITHDRAW {
+                pool.queue.take(claim, None);
+            }
             pool.forget_need(claim, units.0);
         }
         self.finish(turn, out);

@@ -100,7 +100,6 @@ impl Board {
         !self.held.is_empty()
     }
 
-    pub(super) fn dbg_held(&self) -> u32 { self.held.values().sum() }
     /// A claim lacks units.
     pub(super) fn hold(&mut self, claim: Stamp, count: u32) {
         let held = self.held.entry(claim).or_default();
@@ -223,13 +222,14 @@ impl Board {
         }
     }
 
-    /// Sends on the claims whose turn has come: claim, site and units.
-    pub(super) fn place(&mut self) -> BTreeMap<(Stamp, SiteId), u32> {
+    /// Sends on the claims whose turn has come: claim, site and units. With `any`, claims wait for
+    /// younger ones too, which is wrong.
+    pub(super) fn place(&mut self, any: bool) -> BTreeMap<(Stamp, SiteId), u32> {
         let mut list = BTreeMap::new();
         let mut reserved = 0;
         let held: Vec<(Stamp, u32)> = self.held.iter().map(|(&c, &n)| (c, n)).collect();
         for (claim, count) in held {
-            let places = self.choose(claim, count, &mut reserved);
+            let places = self.choose(claim, count, any, &mut reserved);
             let left = count - u32::try_from(places.len()).expect("no more than was asked");
             if left == 0 {
                 self.held.remove(&claim);
@@ -289,7 +289,7 @@ impl Board {
     }
 
     /// Where to send a claim: for all its units, or for none of them.
-    fn choose(&self, claim: Stamp, count: u32, reserved: &mut u32) -> Vec<Place> {
+    fn choose(&self, claim: Stamp, count: u32, any: bool, reserved: &mut u32) -> Vec<Place> {
         let k = count as usize;
         let others = self.posts.iter().filter(|(site, _)| **site != claim.site);
         let idle = |(&site, post): (&SiteId, &Post)| (site, post.idle());
@@ -312,7 +312,7 @@ impl Board {
             let place = Place { site: user.site, user: Some(user), later: 0 };
             return (0..k).map(|_| place).collect();
         }
-        if self.sent.first_key_value().is_some_and(|sent| *sent.0 < claim) {
+        if self.sent.first_key_value().is_some_and(|sent| any || *sent.0 < claim) {
             *reserved = total.min(count + *reserved);
             return Vec::new();
         }

@@ -9,6 +9,16 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const WANTS_BACK: bool = true;
     /// A claim that finds no unit is sent back to the switchboard.
     const BOUNCES: bool = true;
+    /// Units that a waiting claim has gathered are given to an older one.
+    const YIELDS: bool = true;
+    /// The switchboard hears of units that have come.
+    const TELLS: bool = true;
+    /// A claim at the switchboard may wait for a younger one.
+    const BEHIND_YOUNGER: bool = false;
+    /// Units that come too late for their claim are kept.
+    const KEEPS_SURPLUS: bool = true;
+    /// Who gives up waiting lets go of what was gathered.
+    const FREES_ON_WITHDRAW: bool = true;
     /// A claim is granted when all its pools allow it, not when one does.
     const ALL_POOLS: bool = true;
     /// What is given away is no longer owned.

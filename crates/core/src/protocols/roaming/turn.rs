@@ -76,10 +76,12 @@ impl Pool {
         let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
         let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
         let covered = self.covered(claim);
-        if self.needed * u64::from(units.min(FF)) <= covered {
+        if self.needed * u64::from(units.min(2)) <= covered {
             return 0;
         }
-        u32::try_from(elsewhere).unwrap_or(u32::MAX).min(units)
+        // Where units are scarce, those that lie here go away rather than wait for the others.
+        let here = if self.homing.is_empty() { self.spare().min(units) } else { 0 };
+        u32::try_from(elsewhere).unwrap_or(u32::MAX).min(units - here)
     }
 
     /// Whether own claims are covered without one of the units here.
@@ -146,7 +148,9 @@ impl<R: Rules> Roaming<R> {
             turn.noted.push(id);
         }
         for &(unit, hops) in &part.units {
-            pool.own(unit, hops);
+            if R::KEEPS_SURPLUS || !pool.needs.is_empty() {
+                pool.own(unit, hops);
+            }
         }
         let mut units = part.units.iter().map(|unit| unit.0);
         for (claim, count) in part.served {
@@ -200,9 +204,9 @@ impl<R: Rules> Roaming<R> {
         }
         for (unit, claim) in core::mem::take(&mut turn.freed) {
             self.rest(unit, claim, &mut turn);
+            self.pools[unit.pool.index()].tell(claim, &mut turn);
         }
         self.report(&mut turn);
-        self.dbg();
         for (to, letter) in turn.letters {
             let mut parts: Vec<Part> = letter.parts.into_values().collect();
             for part in &mut parts {
@@ -210,21 +214,6 @@ impl<R: Rules> Roaming<R> {
             }
             out.send(to, letter.serves, Message { parts });
         }
-    }
-
-    fn dbg(&self) {
-        let p = &self.pools[0];
-        let idle = p.idle.len() as i32;
-        let c = &CUR[self.me.index()];
-        use core::sync::atomic::Ordering::Relaxed as R;
-        for x in c { x.store(0, R); }
-        c[0].store(p.owned.len() as i32 - idle, R);
-        let w = if !p.needs.is_empty() { 1 } else if p.desk == self.me { 2 } else if !p.wants.is_empty() { 3 } else {4};
-        c[w].store(idle, R);
-        c[5].store(p.board.as_ref().map_or(0, |b| b.dbg_held() as i32), R);
-        c[6].store(p.wants.values().sum::<u32>() as i32, R);
-        c[8].store(p.due.values().sum::<u32>() as i32, R);
-        c[9].store(p.needs.iter().map(|x| x.0 * x.1.len() as u32).sum::<u32>() as i32, R);
     }
 
     /// Lets the switchboard send on the claims whose turn has come.
@@ -236,7 +225,7 @@ impl<R: Rules> Roaming<R> {
         let Some(board) = pool.board.as_mut().filter(|board| board.is_crowded()) else { return };
         board.made(me, units);
         board.note(me, spare);
-        let placed = board.place();
+        let placed = board.place(R::BEHIND_YOUNGER);
         let capacity = pool.capacity;
         for (claim, count) in board.end_superfluous(capacity) {
             if claim.site == me {
@@ -246,11 +235,6 @@ impl<R: Rules> Roaming<R> {
             }
         }
         let scarce = board.is_crowded();
-        extern crate std;
-        if board.dbg_held() > 4 && CUR[63][9].fetch_add(1, core::sync::atomic::Ordering::Relaxed) == 500 {
-            std::eprintln!("{board:?}");
-            for (i, c) in CUR.iter().enumerate() { if c.iter().any(|x| x.load(core::sync::atomic::Ordering::Relaxed) != 0) { std::eprintln!("{i} {c:?}"); } }
-        }
         for ((claim, site), count) in placed {
             if site == me {
                 pool.want(claim, count);
@@ -283,6 +267,7 @@ impl<R: Rules> Roaming<R> {
         if let Some((front, _)) = queue.front()
             && front.site != self.me
             && queue.spare() > 0
+            && (R::YIELDS || self.pools[id.index()].needs.is_empty())
         {
             let spare = u32::try_from(queue.spare()).unwrap_or(u32::MAX);
             self.give(id, front, spare, turn);
@@ -292,6 +277,10 @@ impl<R: Rules> Roaming<R> {
     /// Grants an own claim if all its pools allow it; gives another site what it wants.
     fn serve(&mut self, id: PoolId, stamp: Stamp, turn: &mut Turn, out: &mut EffectsOf<Self>) {
         if stamp.site != self.me {
+            let gathers = !self.pools[id.index()].needs.is_empty();
+            if !R::YIELDS && gathers {
+                return;
+            }
             let units = self.pools[id.index()].queue.units(stamp);
             if units > 0 {
                 self.give(id, stamp, units, turn);
@@ -419,7 +408,7 @@ impl<R: Rules> Roaming<R> {
             return;
         }
         let needed = pool.queue.front().is_some();
-        if needed && !pool.can_spare() {
+        if needed && (!pool.can_spare() || pool.wanted >= u64::from(pool.count())) {
             return;
         }
         if let Some(board) = &mut pool.board {
@@ -439,25 +428,32 @@ impl<R: Rules> Roaming<R> {
     }
 
     /// Tells the switchboards what has come: at once where it matters, otherwise when it is
-    /// released, or leaves.
+    /// released.
     fn report(&mut self, turn: &mut Turn) {
         for (id, came, scarce) in core::mem::take(&mut turn.came) {
+            let uses = self.uses(came.claim, id);
             let pool = &mut self.pools[id.index()];
             *pool.news.entry((came.claim, came.from)).or_default() += came.units;
-            let held = matches!(self.claims.get(&came.claim), Some(Own::Held(_)));
-            if scarce || !held || !pool.needs.is_empty() {
+            if !R::TELLS {
+                pool.news.clear();
+            } else if scarce || !uses || !pool.needs.is_empty() {
                 pool.tell(came.claim, turn);
             }
         }
         for id in core::mem::take(&mut turn.seen) {
-            let pool = &mut self.pools[id.index()];
-            let claims: Vec<Stamp> = pool.news.keys().map(|news| news.0).collect();
-            for claim in claims {
-                let held = matches!(self.claims.get(&claim), Some(Own::Held(_)));
-                if !held || !pool.needs.is_empty() {
-                    pool.tell(claim, turn);
+            if !self.pools[id.index()].needs.is_empty() {
+                while let Some((&(claim, _), _)) = self.pools[id.index()].news.first_key_value() {
+                    self.pools[id.index()].tell(claim, turn);
                 }
             }
+        }
+    }
+
+    /// Whether a claim holds units of a pool, so that there will be a release to tell of.
+    fn uses(&self, claim: Stamp, id: PoolId) -> bool {
+        match self.claims.get(&claim) {
+            Some(Own::Held(units)) => units.iter().any(|unit| unit.pool == id),
+            Some(Own::Waiting(_)) | None => false,
         }
     }
 }
@@ -489,8 +485,3 @@ fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
         Err(i) => list.insert(i, (claim, count)),
     }
 }
-
-/// x
-pub static CUR: [[core::sync::atomic::AtomicI32; 10]; 64] = [const { [const {core::sync::atomic::AtomicI32::new(0)}; 10] }; 64];
-
-const FF: u32 = 2;
