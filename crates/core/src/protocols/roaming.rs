@@ -3,14 +3,14 @@
 //! # Idea
 //!
 //! Every unit is owned by one site or on its way to one. A site grants from the units it owns,
-//! without a message; a claim that its site cannot serve sends out *wants*, one per unit that it
-//! lacks. A want stays with a unit until that unit is free for it, and goes where the unit goes;
-//! idle units serve wants and own claims in the order of their stamps.
+//! without a message. A claim that its site cannot serve asks the *switchboard* of the pool, a
+//! site that knows where units are; that tells a site which has some to give them to the claim.
+//! What a site has goes to the oldest first, be it a claim of its own or one that was sent there.
 //!
 //! # Source
 //!
-//! Ours. Tokens as in Raynal 1990 (RR-1342), §7, a queue that travels with the token as in Suzuki
-//! and Kasami 1985, and asks that run after it as in Naimi and Trehel 1987.
+//! Ours. Tokens as in Raynal 1990 (RR-1342), §7; one who knows where they are, as the manager of
+//! shared pages in Li and Hudak 1989.
 //!
 //! # Messages
 //!
@@ -18,24 +18,24 @@
 //!
 //! | part | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | `units`, `served` | owner | claimant | these are yours now, for these wants |
-//! | `wants` | owner | next owner | these want what goes with them |
-//! | `asks` | claimant | switchboard, then owners | wants in search of units |
-//! | `arrived`, `done` | claimant | switchboard | these units are here, these wants are over |
-//! | `stock` | anybody | switchboard | what the sender has |
+//! | `asks` | claimant | switchboard | so many units lack |
+//! | `wants` | switchboard | owner | give units to this claim |
+//! | `units`, `served` | owner | claimant | these are yours now, for this claim |
+//! | `came` | claimant | switchboard | they have arrived |
+//! | `bounced` | owner | switchboard | there is no unit for this claim here |
+//! | `units`, `home` | owner | switchboard | nobody here needs these, and they are scarce |
+//! | `idle`, `spare` | owner | switchboard | nobody here needs these |
+//! | `ended` | switchboard | claimant | nobody else has so many units |
 //!
-//! Each pool has a *switchboard* at one site, a different one for each pool. It knows about where
-//! units are, because it passes on the asks that move them. It grants nothing and need not be
-//! right: an ask that finds no unit follows the trail of the one that was there.
+//! Each pool has its switchboard at another site. It grants nothing and holds no lock.
 //!
 //! # Cost
 //!
-//! Nothing for a claim that its site can serve. Otherwise, for one unit, an ask to the switchboard,
-//! one from there, and the unit: 3 messages, 2 where one of the three is the switchboard. From 8
-//! sites and 2 units on, a fourth tells the switchboard of the arrival; then it keeps asks back
-//! until their turn has nearly come. An ask that runs after a unit costs a message for each site
-//! on the trail, at most n−1 while the unit stays. A unit that is released goes straight to the
-//! oldest who wants it: one message per hand-over.
+//! Nothing for a claim that its site can serve. Otherwise an ask, a want, the units, and a note
+//! that they came: 4 messages, or fewer where one of the sites is the switchboard. While claims
+//! wait, units that nobody was sent for go to the switchboard, and cost 3: ask, units, home. A
+//! unit that is released goes straight to the claim that was sent for it: one message per
+//! hand-over.
 //!
 //! # Assumes
 //!
@@ -47,32 +47,29 @@
 //! Units are conserved: only the owner uses a unit or gives it away, and then it is the owner no
 //! more. Fences grow per unit, because the clock travels with it.
 //!
-//! Wants are conserved too. A claim's wants and the units of its site together are as many as it
-//! asks for, counting only wants as old as itself; when a unit leaves, its site wants it back in
-//! the same message if a claim there now lacks it. A want rests at a site that owns a unit for it:
-//! no claim has more wants at a site than that owns units, and those that would be too many go with
-//! the units that leave. An ask is kept back only behind an older claim: at a site to which that
-//! claim brings a unit, or at the switchboard until that claim is served.
+//! Nobody is forgotten. A site is owed what its claims lack; that is at the switchboard, or with a
+//! site that owns a unit for it. A site that is sent more claims than it owns units sends back the
+//! youngest; one that yields gathered units to an older claim asks for them again. Whatever moves
+//! is told to the switchboard, at the latest when it is released.
 //!
-//! So look at the oldest claim that waits. Nobody keeps its asks back; where they rest, and at its
-//! own site, it is first for every unit that becomes idle, also for those that others have
-//! gathered; and what it has nobody takes. It is granted once the present holders release. Only
-//! finitely many claims are older than any claim, so everybody's turn comes.
+//! So look at the oldest claim that waits. At the switchboard it waits for nobody, because claims
+//! are kept there only while an older one has been sent and has not been served. Where it is sent
+//! it is first for every unit that becomes idle, also for those that a younger one has gathered.
+//! What it has nobody takes. It is granted once the present holders release. Only finitely many
+//! claims are older than any claim, so everybody's turn comes.
 //!
-//! # What does not bounce
+//! # What order is kept
 //!
-//! A claim does not ask for units that its site has in use, if those and what is due cover all
-//! that waits there: it waits for them. So with demand everywhere units stay where they are, and
-//! move only to even out queues. Ranking all wants of a site by its oldest claim, or guessing from
-//! afar what it still lacks, makes units bounce or claims starve: a want has the stamp of its own
-//! claim, and only its own site changes their number.
+//! A unit is given to the oldest claim that was sent for it, and reserved units are yielded to any
+//! older claim that is sent, never to a younger one. Between claims that wait for different units
+//! there is no order: one that its own site can serve passes older ones elsewhere, for nothing;
+//! and one that fits behind a holder passes an older one that does not. So how often a claim is
+//! overtaken has no bound but the holding times.
 //!
 //! # Differs from the sources
 //!
-//! Many units, demands for several of several pools; withdrawal: a want whose claim is gone brings
-//! a unit all the same, for the next one. A unit goes to the oldest of those who want it, instead
-//! of the first to ask. That is less than the order that `permission` keeps: a claim that its own
-//! site can serve passes older ones that wait elsewhere, though never one that is owed its units.
+//! Many units, demands for several of several pools, withdrawal: units come all the same for a
+//! claim that is gone, and serve the next one.
 
 mod board;
 mod check;
@@ -184,7 +181,7 @@ impl Part {
 impl<R: Rules> Protocol for Roaming<R> {
     const NAME: &'static str = "roaming";
     const PROFILE: Profile = Profile {
-        source: "ours, on Raynal 1990 §7 and Suzuki and Kasami 1985",
+        source: "ours, on Raynal 1990 §7 and Li and Hudak 1989",
         summary: "units live where they are used; named units, locality, most pools",
         as_printed: false,
         full_service: true,
@@ -332,7 +329,6 @@ impl<R: Rules> Protocol for Roaming<R> {
         }
     }
 }
-
 
 /// Takes off the units that were listed last, pool by pool; nothing where there are not so many.
 fn split_last(units: &mut Vec<Unit>, part: &Demand) -> Option<Vec<Unit>> {

@@ -298,16 +298,16 @@ impl Board {
         let total: u32 = stocks.iter().map(|stock| stock.1).sum();
         // From the smallest stock that is large enough; else from the largest.
         stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
-        let idle = stocks.iter().flat_map(|&(site, n)| {
-            (0..n).map(move |_| Place { site, user: None, later: 0 })
-        });
+        let idle = stocks
+            .iter()
+            .flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None, later: 0 }));
         if total >= count + *reserved {
             return idle.take(k).collect();
         }
         let fits = self.open.range((count, OLDEST)..=(count, YOUNGEST));
-        let fit = fits.map(|fit| fit.1).find(|user| {
-            user.site != claim.site && self.posts[&user.site].room() >= count
-        });
+        let fit = fits
+            .map(|fit| fit.1)
+            .find(|user| user.site != claim.site && self.posts[&user.site].room() >= count);
         if let Some(user) = fit {
             let place = Place { site: user.site, user: Some(user), later: 0 };
             return (0..k).map(|_| place).collect();

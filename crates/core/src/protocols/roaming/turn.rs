@@ -1,6 +1,6 @@
 //! One step: what came in is taken down, then everything that can happen does, then all is said.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::board::Board;
@@ -19,7 +19,7 @@ pub(super) struct Turn {
     /// Claims of others that were sent here in this step.
     sent: Vec<(PoolId, Stamp)>,
     /// Pools whose claims were sent on since they changed.
-    placed: alloc::collections::BTreeSet<PoolId>,
+    placed: BTreeSet<PoolId>,
     /// Asks of own claims that ended without units.
     ended: Vec<(PoolId, Stamp, u32)>,
     /// Pools that have changed at all.
@@ -184,7 +184,9 @@ impl<R: Rules> Roaming<R> {
                 self.settle(id, from, &mut turn, out);
                 self.bounce(id, &mut turn);
                 let crowded = |board: &Board| board.is_crowded();
-                if turn.placed.insert(id) && self.pools[id.index()].board.as_ref().is_some_and(crowded) {
+                if turn.placed.insert(id)
+                    && self.pools[id.index()].board.as_ref().is_some_and(crowded)
+                {
                     turn.noted.push(id);
                 }
             }
