@@ -34,8 +34,9 @@ pub(super) struct Board {
 /// What the board knows of a site.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Post {
-    /// Units that it has, as far as the board has heard.
-    units: u32,
+    /// Units that it has, as far as the board has heard: below zero where it heard first that a
+    /// unit left, and not yet that it came.
+    units: i64,
     /// Units that claims were sent for.
     wanted: u32,
     /// Units that are no longer there, though the board has not heard where they went.
@@ -64,8 +65,12 @@ struct Place {
 
 impl Post {
     /// Units that are there and that nobody was sent for.
-    const fn room(&self) -> u32 {
-        self.units.saturating_sub(self.wanted).saturating_sub(self.gone)
+    fn room(&self) -> u32 {
+        self.units().saturating_sub(self.wanted).saturating_sub(self.gone)
+    }
+
+    fn units(&self) -> u32 {
+        u32::try_from(self.units.max(0)).unwrap_or(u32::MAX)
     }
 
     fn idle(&self) -> u32 {
@@ -113,7 +118,7 @@ impl Board {
 
     /// The switchboard's own site has so many units now.
     pub(super) fn made(&mut self, me: SiteId, units: u32) {
-        self.posts.entry(me).or_default().units = units;
+        self.posts.entry(me).or_default().units = units.into();
     }
 
     /// Whether `site` was sent a claim for so many units.
@@ -172,9 +177,9 @@ impl Board {
     /// A site has a unit less. Of the claims there, no more units are known than it has.
     fn left(&mut self, site: SiteId) {
         let post = self.posts.entry(site).or_default();
-        post.units = post.units.saturating_sub(1);
+        post.units -= 1;
         post.gone = post.gone.saturating_sub(1);
-        let units = post.units;
+        let units = post.units();
         let there = self.users.range((site, OLDEST)..=(site, YOUNGEST));
         let used: u32 = there.clone().map(|(_, user)| user.units).sum();
         if used > units
@@ -253,7 +258,7 @@ impl Board {
             if post.is_some_and(|post| post.wanted > 0) {
                 continue;
             }
-            let elsewhere = capacity - post.map_or(0, |post| post.units).min(capacity);
+            let elsewhere = capacity - post.map_or(0, Post::units).min(capacity);
             let sent = self.sent.get(&claim).map_or(0, Vec::len);
             let asked = u64::from(held) + sent as u64;
             let excess = asked.saturating_sub(elsewhere.into()).min(held.into());
@@ -319,7 +324,7 @@ impl Board {
         // Nobody older is on the way, so it must not wait for anybody.
         let both = self.users.iter().find(|((site, _), user)| {
             let post = &self.posts[site];
-            *site != claim.site && user.units >= count && post.units >= count + post.gone
+            *site != claim.site && user.units >= count && post.units() >= count + post.gone
         });
         if let Some((&(site, user), _)) = both
             && !self.sent.contains_key(&claim)
@@ -352,7 +357,7 @@ impl Board {
             let here = |place: &&Place| place.site == site;
             let before = self.sent.get(&claim).map_or(0, |sent| sent.iter().filter(here).count());
             let have = before + list.iter().filter(here).count();
-            let more = (post.units.saturating_sub(post.gone) as usize).saturating_sub(have);
+            let more = (post.units().saturating_sub(post.gone) as usize).saturating_sub(have);
             let n = more.min(k - list.len());
             list.extend((0..n).map(|_| Place { site, user: None, later: 0 }));
         }
