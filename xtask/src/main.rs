@@ -1,18 +1,40 @@
-//! Tasks of the project: `cargo xtask reference`.
+//! Tasks of the project; `cargo xtask` lists them.
 
+mod chaos;
 mod reference;
 #[cfg(test)]
 mod tidy;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
-cargo xtask reference   mean messages and waits beside the reference for Raynal 1990, cell by cell";
+cargo xtask reference     mean messages and waits beside the reference for Raynal 1990, cell by cell
+cargo xtask chaos         real sites in network namespaces, killed, stopped and cut off
+cargo xtask fuzz ROUNDS   wrong calls and frames, many more than the tests try";
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some("reference") {
-        return reference::run();
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["reference"] => reference::run(),
+        ["chaos", ..] => chaos::run(&args[1..]),
+        ["fuzz", rounds] if rounds.parse::<u64>().is_ok() => {
+            let args = ["test", "--release", "-p", "kofm-net", "--test", "fuzz"];
+            run(Command::new("cargo").args(args).env("KOFM_FUZZ", rounds))
+        }
+        _ => {
+            eprintln!("{HELP}");
+            ExitCode::from(64)
+        }
     }
-    eprintln!("{HELP}");
-    ExitCode::from(64)
+}
+
+fn run(command: &mut Command) -> ExitCode {
+    match command.status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{command:?}: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -40,11 +40,13 @@
 //! ```
 //!
 //! Where to go from here: [`Protocol`] is the trait, [`protocols`] the list, [`parts`] what
-//! protocols share, [`quorums`] request sets.
+//! protocols share, [`quorums`] request sets, [`epoch`] how a cluster changes.
 #![no_std]
 
 extern crate alloc;
 
+pub mod epoch;
+mod grouping;
 pub mod parts;
 mod protocol;
 pub mod protocols;
@@ -52,9 +54,10 @@ pub mod quorums;
 pub mod topology;
 mod types;
 
+pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
-    Blocker, Effect, EffectOf, Effects, EffectsOf, Input, InputOf, PeerFault, Price, Profile,
-    Protocol, Rejection, step,
+    Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
+    Profile, Protocol, Rejection, SURVIVES, Service, step,
 };
 pub use protocols::{Kind, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

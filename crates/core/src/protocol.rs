@@ -8,6 +8,7 @@ use core::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
 use crate::types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};
 
 /// A protocol at one site: a plain value with no clock, no I/O and no randomness.
@@ -44,6 +45,9 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// A holder gives back a part, or with `None` all that is left. Where units have names, a part
     /// is those that the grant listed last. Unknown claims are ignored.
     fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>);
+    /// Somebody adds units to a semaphore; whoever shares pools is never told so. What is added is
+    /// no more than [`room`](Self::room).
+    fn on_add(&mut self, _demand: Demand, _out: &mut EffectsOf<Self>) {}
     /// A waiting claim is given up. Unknown and held claims are ignored.
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>);
     /// A message arrives. `Err` means that nothing was changed and nothing said.
@@ -62,6 +66,101 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     fn is_at_rest(&self) -> bool;
     /// Asserts what must always hold locally.
     fn audit(&self) {}
+
+    /// Whether messages go round for ever, also where nobody asks. Then a run ends with the last
+    /// release, and timers are for what got lost: the checker lets them fire only where nothing
+    /// else can happen and somebody waits.
+    const PERPETUAL: bool = false;
+    /// A timer that is armed from the beginning and due at once.
+    fn alarm(&self) -> Option<Self::Timer> {
+        None
+    }
+    /// How many tokens of each kind there should be, for protocols that count theirs.
+    fn expected_tokens(_cluster: &Cluster) -> Vec<u32> {
+        Vec::new()
+    }
+    /// The tokens at this site.
+    fn census(&self) -> Census {
+        Census::default()
+    }
+    /// At the site that looks after tokens: whether the last count found them right.
+    fn is_sound(&self) -> Option<bool> {
+        None
+    }
+    /// The kinds of the tokens in a message.
+    fn tokens_in(_message: &Self::Message) -> Vec<u32> {
+        Vec::new()
+    }
+    /// Puts garbage into every variable but the list of claims, which is the clients'. Only called
+    /// where [`Profile::survives`] names `arbitrary-start`.
+    fn scramble(&mut self, _draw: &mut dyn FnMut() -> u64) {
+        unreachable!("{} does not claim to survive this", Self::NAME)
+    }
+    /// The protocol at a site that starts again without its memory, in a cluster that went on.
+    /// Where crashes are the epoch's business, that is a new site.
+    fn reborn(me: SiteId, cluster: &Cluster) -> Self {
+        Self::new(me, cluster)
+    }
+    /// A message as a fault may leave it on a link from this site to `to`; none where there is no
+    /// such link.
+    fn garbage(&self, _to: SiteId, _draw: &mut dyn FnMut() -> u64) -> Option<Self::Message> {
+        None
+    }
+    /// The named units that lie at this site unused; nothing where the protocol only counts.
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        None
+    }
+    /// The protocol at `me` as an [epoch](crate::epoch) begins, from what its members know: all
+    /// claims of the survey are as they were, and no more than its usable units are ever granted.
+    ///
+    /// As it stands here, the protocol forgets what is held: those units come back with the next
+    /// epoch only. A protocol that runs in a site does better.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut rest = cluster.clone();
+        for (pool, units) in (0..).map(PoolId).zip(&mut rest.pools) {
+            *units = survey.usable(cluster, pool).saturating_sub(survey.held(pool));
+        }
+        Self::new(me, &rest)
+    }
+    /// All members have installed the epoch: the protocol may speak and grant.
+    fn on_resume(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
+        let me = self.me();
+        for (claim, standing) in survey.of(me).filter(|(_, standing)| standing.held.is_none()) {
+            self.on_claim(claim, standing.demand.clone(), out);
+        }
+    }
+    /// How much may still be added to a semaphore here before a counter is full.
+    fn room(&self, _pool: PoolId) -> u64 {
+        0
+    }
+    /// Whoever may take from a semaphore next, if it is a claim of this site: what it waits for is
+    /// units, and nobody else.
+    fn head(&self, _pool: PoolId) -> Option<Head> {
+        None
+    }
+}
+
+/// What a site knows of tokens that should be conserved.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// The kind of each token that is here.
+    pub tokens: Vec<u32>,
+    /// Whether this site has counted and is content: then the cluster has what it should have.
+    pub sure: bool,
+    /// Changes with every circulation, at the site that begins them.
+    pub circulation: u64,
+}
+
+/// The claim whose turn it is at a semaphore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Head {
+    /// Which.
+    pub claim: Stamp,
+    /// Units that have to be added before it can be granted, as far as its site knows.
+    pub missing: u64,
+    /// All units ever taken, by its site's count. In its turn a site must know this exactly. None
+    /// where the count was reset and the site cannot say.
+    pub taken: Option<i64>,
 }
 
 /// The effects of a protocol, by its name instead of its types.
@@ -93,6 +192,11 @@ pub enum Input<M, T> {
     Withdraw {
         /// The claim that ends.
         claim: Stamp,
+    },
+    /// A client adds units to semaphores.
+    Add {
+        /// Which, and how many.
+        demand: Demand,
     },
     /// A message arrives.
     Deliver {
@@ -141,6 +245,12 @@ pub enum Effect<M, T> {
         claim: Stamp,
         /// Why.
         reason: Rejection,
+    },
+    /// A held claim is over, without its client having asked: its units may be somebody else's
+    /// soon.
+    Revoke {
+        /// Which claim.
+        claim: Stamp,
     },
     /// Call back after some time in this range; the driver picks.
     Arm {
@@ -214,6 +324,11 @@ impl<M, T> Effects<M, T> {
         self.list.push(Effect::Reject { claim, reason });
     }
 
+    /// Takes back what a claim holds.
+    pub fn revoke(&mut self, claim: Stamp) {
+        self.list.push(Effect::Revoke { claim });
+    }
+
     /// Asks to be called back after a time between `min` and `max`.
     pub fn arm(&mut self, timer: T, min: Duration, max: Duration) {
         self.list.push(Effect::Arm { timer, min, max });
@@ -261,6 +376,11 @@ pub fn step<P: Protocol>(
         }
         Input::Release { claim, part } => protocol.on_release(claim, part.as_ref(), out),
         Input::Withdraw { claim } => protocol.on_withdraw(claim, out),
+        Input::Add { demand } => {
+            let fits = |(pool, units): (_, Units)| u64::from(units.0) <= protocol.room(pool);
+            assert!(demand.parts().all(fits), "nobody adds more than there is room for");
+            protocol.on_add(demand, out);
+        }
         Input::Deliver { from, clock, message } => {
             if !clock.is_plausible() {
                 return Err(PeerFault::ClockTooFar);
@@ -284,9 +404,14 @@ fn feasible<P: Protocol>(protocol: &P, demand: &Demand) -> Result<(), Rejection>
     if demand.is_empty() {
         return Err(Rejection::Empty);
     }
+    let semaphore = P::PROFILE.serves == Service::Semaphore;
+    if semaphore && demand.parts().len() > 1 {
+        return Err(Rejection::OnePool);
+    }
     for (pool, units) in demand.parts() {
         let capacity = protocol.capacity(pool).ok_or(Rejection::UnknownPool(pool))?;
-        if units > capacity {
+        // What a semaphore has not got, somebody may add.
+        if units > capacity && !semaphore {
             return Err(Rejection::TooMany { pool, units, capacity });
         }
     }
@@ -313,7 +438,7 @@ pub enum Rejection {
     },
     /// This protocol takes one claim per site at a time (published listings only).
     OneAtATime,
-    /// This protocol takes one pool per demand (published listings only).
+    /// This protocol takes one pool per demand (published listings, semaphores).
     OnePool,
 }
 
@@ -382,9 +507,11 @@ pub struct Profile {
     pub source: &'static str,
     /// One line for people.
     pub summary: &'static str,
+    /// What its numbered pools are.
+    pub serves: Service,
     /// A published listing with its faults: for checker and simulator, never for a site.
     pub as_printed: bool,
-    /// Takes several claims per site, and several pools per demand.
+    /// Takes several claims per site, withdrawal, and for pools several of them per demand.
     pub full_service: bool,
     /// Uses the topology itself; others are routed hop by hop.
     pub gathers: bool,
@@ -392,9 +519,28 @@ pub struct Profile {
     pub arbitrated: bool,
     /// Messages per claim on a fully connected cluster, one claim per site at a time.
     pub price: fn(sites: u64) -> Price,
-    /// Faults that it survives by itself, by the simulator's names.
+    /// Faults that it survives, by the simulator's names: those that only delay by itself, the
+    /// others as a member of [epochs](crate::epoch).
     pub survives: &'static [&'static str],
 }
+
+/// What a protocol shares among sites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Units that are held and given back.
+    Pool,
+    /// Counters: a claim takes units for good, anybody adds some. A pool's size is the value that
+    /// its semaphore begins with.
+    Semaphore,
+    /// Groups of processes that work together; see [`Grouping`](crate::Grouping).
+    Group,
+    /// Units of pools for several sites at once, which start together; see
+    /// `gang`.
+    Gang,
+}
+
+/// What a protocol survives that can [resume](Protocol::resume) in a new epoch.
+pub const SURVIVES: &[&str] = &["pause", "partition", "crash", "restart", "one-way", "clock-rate"];
 
 /// The fewest and the most messages that a claim can cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -61,6 +61,36 @@ protocols! {
     quorum_as_printed::QuorumAsPrinted;
     /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
     quorum_as_printed_inquire::QuorumAsPrintedInquire;
+    /// Raynal 1992 §3.2: a semaphore whose count travels with a token.
+    sem_token::SemToken;
+    /// Raynal 1992 §3.3, corrected: a semaphore whose sites permit and count.
+    sem_permission::SemPermission;
+    /// Raynal 1992, annex, to the letter: nobody waits for permissions.
+    sem_permission_as_printed::SemPermissionAsPrinted;
+    /// Raynal 1992 §3.4, corrected: a semaphore with arbiters.
+    sem_quorum::SemQuorum;
+    /// Raynal 1992 §3.4 to the letter: permissions are never called back.
+    sem_quorum_as_printed::SemQuorumAsPrinted;
+    /// Cheng 1999, appendix, corrected: groups that share processes take turns.
+    groups::Groups;
+    /// Cheng 1999 §5, repaired: only groups that want to work are compared.
+    groups_hungry::GroupsHungry;
+    /// Cheng 1999, appendix, to the letter, read as kindly as it can be.
+    groups_as_printed::GroupsAsPrinted;
+    /// The same, where a process has to inform itself too.
+    groups_as_printed_self::GroupsAsPrintedSelf;
+    /// Cheng 1999 §5, as described.
+    groups_hungry_as_printed::GroupsHungryAsPrinted;
+    /// kofm's own: several sites start together, over roaming.
+    gang::Gang;
+    /// Datta 2009, corrected: tokens go round a tree, and heal from anything.
+    tree::Tree;
+    /// Datta 2009 to the letter: its root decides before it has counted its own tokens.
+    tree_as_printed::TreeAsPrinted;
+    /// Datta 2009 with the pusher's guard as printed: claims wait for ever.
+    tree_as_printed_pusher::TreeAsPrintedPusher;
+    /// Datta 2009 with the priority token's count as printed: a second one stays.
+    tree_as_printed_priority::TreeAsPrintedPriority;
 }
 
 impl Kind {

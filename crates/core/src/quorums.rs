@@ -117,14 +117,26 @@ impl Terms {
     /// The terms of a pool that exists.
     pub fn of(cluster: &Cluster, pool: PoolId) -> Self {
         let Units(units) = cluster.pools[pool.index()];
-        let plain = Self::new(cluster.sites, units);
-        let Some(said) = cluster.arbitration.get(&pool) else { return plain };
-        Self {
-            crashes: said.crashes,
-            construction: said.construction,
-            arbiters: said.arbiters.clone(),
-            ..plain
+        let mut terms = Self::new(cluster.sites, units);
+        if let Some(said) = cluster.arbitration.get(&pool) {
+            terms.crashes = said.crashes;
+            terms.construction = said.construction;
+            terms.arbiters.clone_from(&said.arbiters);
         }
+        if !cluster.absent.is_empty() {
+            let here = |site: &SiteId| !cluster.absent.contains(*site);
+            let named = terms.arbiters.iter().flatten().copied().filter(here).collect::<Vec<_>>();
+            // Somebody has to arbitrate, also where all who were named are gone.
+            let arbiters = if named.is_empty() { cluster.all().collect() } else { named };
+            terms.arbiters = Some(arbiters);
+        }
+        terms
+    }
+
+    /// The same without what can be done without: for a pool whose owner's terms cannot be met with
+    /// the sites that are left.
+    fn lenient(self) -> Self {
+        Self { crashes: 0, construction: None, ..self }
     }
 }
 
@@ -174,6 +186,15 @@ impl RequestSets {
             }
         }
         Ok(())
+    }
+
+    /// Sets for the sites that take part: on the owner's terms, or where those are too few for
+    /// them, the best there are.
+    pub fn of_pool(cluster: &Cluster, pool: PoolId) -> Result<Self, QuorumError> {
+        let terms = Terms::of(cluster, pool);
+        Self::new(&terms).or_else(|error| {
+            if cluster.absent.is_empty() { Err(error) } else { Self::new(&terms.lenient()) }
+        })
     }
 
     /// The construction that was named, or chosen.

@@ -9,6 +9,8 @@ use core::ops::{Add, AddAssign, Sub, SubAssign};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::grouping::{Grouping, GroupingError};
+use crate::parts::SiteSet;
 use crate::quorums::Arbitration;
 use crate::topology::Topology;
 
@@ -286,7 +288,7 @@ debug_as_display!(SiteId, PoolId, Units, Stamp, Fence, Unit, Demand);
 /// What every site knows of the cluster when a protocol starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cluster {
-    /// How many sites there are, at least one.
+    /// How many sites there are, at least one, with those that are absent.
     pub sites: u16,
     /// Units in each pool, by `PoolId`.
     pub pools: Vec<Units>,
@@ -296,6 +298,13 @@ pub struct Cluster {
     /// [`RequestSets`](crate::quorums::RequestSets). Only protocols with arbiters look here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub arbitration: BTreeMap<PoolId, Arbitration>,
+    /// Sites that take no part: they left, or have not come yet. A site keeps its number for ever,
+    /// because stamps contain it.
+    #[serde(default, skip_serializing_if = "SiteSet::is_empty")]
+    pub absent: SiteSet,
+    /// Who works with whom, for protocols that serve groups; see [`Cluster::grouping`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Grouping>,
 }
 
 impl Cluster {
@@ -306,15 +315,37 @@ impl Cluster {
             pools: alloc::vec![Units(units)],
             topology: Topology::Full,
             arbitration: BTreeMap::new(),
+            absent: SiteSet::new(),
+            groups: None,
         }
     }
 
-    /// All sites, in order.
-    pub fn all(&self) -> impl DoubleEndedIterator<Item = SiteId> + use<> {
-        (0..self.sites).map(SiteId)
+    /// The processes of a grouping, one per site, and its resources as the units of one pool.
+    pub fn of_groups(groups: Grouping) -> Self {
+        let (sites, units) = (groups.processes(), groups.resources());
+        Self { groups: Some(groups), ..Self::new(sites, units) }
     }
 
-    /// All sites but `me`.
+    /// Who works with whom: as given, or else the usual for so many sites and units. Whoever makes
+    /// a cluster for a protocol that serves groups asks this first.
+    pub fn grouping(&self) -> Result<Grouping, GroupingError> {
+        let units = self.pools.first().map_or(1, |units| units.0);
+        match &self.groups {
+            Some(groups) if groups.processes() != self.sites || groups.resources() > units => {
+                Err(GroupingError::Size)
+            }
+            Some(groups) => Ok(groups.clone()),
+            None => Grouping::usual(self.sites, units),
+        }
+    }
+
+    /// All sites that take part, in order.
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = SiteId> + use<> {
+        let absent = self.absent.clone();
+        (0..self.sites).map(SiteId).filter(move |&site| !absent.contains(site))
+    }
+
+    /// All that take part but `me`.
     pub fn others(&self, me: SiteId) -> impl Iterator<Item = SiteId> + use<> {
         self.all().filter(move |&site| site != me)
     }

@@ -98,7 +98,7 @@ impl Demand {
     }
 }
 
-fn owner() -> String {
+pub(crate) fn owner() -> String {
     let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
     let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
     let host = rustix::system::uname();
@@ -361,6 +361,9 @@ impl History {
     }
 }
 
+/// How long a change of epoch may take.
+const LEAVING: Duration = Duration::from_mins(1);
+
 #[derive(Debug, Args)]
 pub(crate) struct Members {
     #[command(flatten)]
@@ -368,10 +371,21 @@ pub(crate) struct Members {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Take a site out of the cluster for good; for clusters that keep their epoch in etcd
+    #[arg(long, value_name = "SITE", conflicts_with = "json")]
+    remove: Option<String>,
 }
 
 impl Members {
     pub(crate) fn run(self) -> Result<(), Exit> {
+        if let Some(site) = self.remove {
+            let path = format!("/v1/members/{site}");
+            let _removed: serde_json::Value = self.server.with(async |client| {
+                Ok(client.call(hyper::Method::DELETE, &path, None::<&()>, LEAVING).await?)
+            })?;
+            eprintln!("{site} removed");
+            return Ok(());
+        }
         let list: Vec<api::Member> =
             self.server.with(async |client| Ok(client.get("/v1/members").await?))?;
         if self.json {
@@ -383,10 +397,15 @@ impl Members {
                 it.state.clone(),
                 it.address.clone(),
                 it.incarnation.map(|n| n.to_string()).unwrap_or_default(),
+                if it.member { it.epoch.to_string() } else { "-".into() },
+                it.lease_ms.map(show_ms).unwrap_or_default(),
+                it.quarantine_ms.map(show_ms).unwrap_or_default(),
                 it.trouble.clone().unwrap_or_default(),
             ]
         });
-        print!("{}", table(&["SITE", "STATE", "ADDRESS", "INCARNATION", "TROUBLE"], rows));
+        let head =
+            ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
+        print!("{}", table(&head, rows));
         Ok(())
     }
 }

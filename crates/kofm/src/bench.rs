@@ -3,6 +3,9 @@
 //! Servers run in processes of their own. Each row is measured twice: with all clients as fast as
 //! they can (pairs per second), then open loop at seven tenths of that rate, where the latency of a
 //! pair counts from the moment when it was due, not from when a client got round to it.
+//!
+//! A hand-over is what passes between the release of a unit at one site and its grant to a client
+//! that waits for it at another.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -24,6 +27,8 @@ use crate::exit::{Exit, SYSTEM};
 
 /// The open loop runs at this part of the closed loop's rate.
 const LOAD: f64 = 0.7;
+/// Between two hand-overs, and between the echoes that they are compared with.
+const PAUSE: Duration = Duration::from_millis(3);
 /// Bytes of an echo: about what a request is.
 const ECHO: usize = 64;
 
@@ -82,6 +87,21 @@ enum Via {
 struct Report {
     echo: Vec<Row>,
     pairs: Vec<Row>,
+    handover: Vec<Handover>,
+}
+
+/// From a release at one site to the grant at another, as their clients see it.
+#[derive(Debug, Serialize)]
+struct Handover {
+    protocol: String,
+    sites: usize,
+    samples: usize,
+    /// Half of an echo.
+    one_way_us: f64,
+    p50_us: u64,
+    p99_us: u64,
+    /// The median in one-way times, without the two between clients and sites.
+    between_sites: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -122,7 +142,7 @@ impl Bench {
     }
 
     async fn measure(&self) -> Result<Report, Exit> {
-        let mut report = Report { echo: Vec::new(), pairs: Vec::new() };
+        let mut report = Report { echo: Vec::new(), pairs: Vec::new(), handover: Vec::new() };
         let echo = Server::start(&["bench", "--echo"], 1)?;
         for &clients in &self.clients {
             eprintln!("echo, {clients} clients");
@@ -139,6 +159,7 @@ impl Bench {
                 latency_us,
             });
         }
+        let one_way = self.lone_echo(&echo.addresses[0]).await? / 2.0;
         drop(echo);
         let default = kofm_net::config::default_protocol().name().to_owned();
         let protocols =
@@ -151,6 +172,10 @@ impl Bench {
                         let row = self.pairs(protocol, sites, clients, units, echo).await?;
                         report.pairs.push(row);
                     }
+                }
+                if sites > 1 {
+                    let handover = self.handover(protocol, sites, one_way).await?;
+                    report.handover.push(handover);
                 }
             }
         }
@@ -198,6 +223,66 @@ impl Bench {
             per_second,
             of_echo: Some(per_second / (echo / 2.0)),
             latency_us,
+        })
+    }
+}
+
+impl Bench {
+    /// The median time of an echo to somebody who was asleep, as those are who wait for a unit.
+    async fn lone_echo(&self, address: &str) -> Result<f64, Exit> {
+        let mut client = Echo { address: address.to_owned() }.connect().await?;
+        let (start, mut times) = (Instant::now(), Vec::new());
+        while start.elapsed() < self.time {
+            tokio::time::sleep(PAUSE).await;
+            let sent = Instant::now();
+            Echo::once(&mut client).await?;
+            times.push(sent.elapsed());
+        }
+        times.sort_unstable();
+        let median = times.get(times.len() / 2).copied().unwrap_or_default();
+        Ok(median.as_secs_f64() * 1e6)
+    }
+
+    /// Two clients at two sites take one unit from each other.
+    async fn handover(&self, protocol: &str, sites: usize, one_way: f64) -> Result<Handover, Exit> {
+        eprintln!("{protocol}, {sites} sites, hand-over");
+        let count = sites.to_string();
+        let args = ["up", "--http", "127.0.0.1:0", "--protocol", protocol, "--pool", "bench=1"];
+        let server = Server::start(&[&args[..], &["--sites", &count]].concat(), sites)?;
+        let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
+        let mut holder = fast(&server.addresses[0]).await?;
+        let mut next = fast(&server.addresses[1]).await?;
+        let mut lease = holder.acquire(&spec).await?;
+        let (start, mut times) = (Instant::now(), Vec::new());
+        while start.elapsed() < self.time {
+            let (client, spec) = (next.clone(), spec.clone());
+            let waiting = tokio::spawn(async move {
+                let lease = client.acquire(&spec).await;
+                (Instant::now(), lease)
+            });
+            // Long enough for the claim to be known everywhere.
+            tokio::time::sleep(PAUSE).await;
+            let released = Instant::now();
+            holder.release(&lease.id).await?;
+            let (granted, given) =
+                waiting.await.map_err(|error| Exit::new(SYSTEM, error.to_string()))?;
+            lease = given?;
+            let time = granted.saturating_duration_since(released);
+            times.push(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+            std::mem::swap(&mut holder, &mut next);
+        }
+        times.sort_unstable();
+        let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let between_sites = at(50) as f64 / one_way - 2.0;
+        Ok(Handover {
+            protocol: protocol.to_owned(),
+            sites,
+            samples: times.len(),
+            one_way_us: one_way,
+            p50_us: at(50),
+            p99_us: at(99),
+            between_sites,
         })
     }
 }
@@ -429,5 +514,20 @@ fn show(report: &Report) -> String {
         "PROTOCOL", "SITES", "CLIENTS", "UNITS", "PER S", "OF ECHO", "AT RATE", "P50 us", "P99 us",
         "P99.9", "MAX",
     ];
-    table(&head, rows)
+    let pairs = table(&head, rows);
+    if report.handover.is_empty() {
+        return pairs;
+    }
+    let rows = report.handover.iter().map(|row| {
+        vec![
+            row.protocol.clone(),
+            row.sites.to_string(),
+            row.p50_us.to_string(),
+            row.p99_us.to_string(),
+            format!("{:.1}", row.one_way_us),
+            format!("{:.1}", row.between_sites),
+        ]
+    });
+    let head = ["PROTOCOL", "SITES", "HAND-OVER P50 us", "P99 us", "ONE WAY us", "BETWEEN SITES"];
+    format!("{pairs}\n{}", table(&head, rows))
 }

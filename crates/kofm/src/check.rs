@@ -3,15 +3,18 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Cluster, Demand, PoolId, Protocol, Units, Visitor};
+use kofm_core::protocols::gang::Shares;
+use kofm_core::{Cluster, Demand, PoolId, Protocol, Service, SiteId, Units, Visitor};
 use kofm_sim::exhaustive::{Exploration, explore};
+use kofm_sim::fairness::{Fairness, fairness};
+use kofm_sim::groups::names_groups;
 use kofm_sim::trace::{Header, Writer};
 use kofm_sim::visit_on;
 use kofm_sim::world::Script;
 use serde_json::{Value, json};
 
 use crate::exit::Exit;
-use crate::lab::{self, Lab};
+use crate::lab::{self, Lab, is_semaphore};
 use crate::output::{Progress, WholeFile, grouped, say};
 
 const EXAMPLES: &str = "\
@@ -25,6 +28,12 @@ Examples:
   kofm check --protocol permission --sites 2 --units 2,1 --json
   kofm check --protocol quorum-as-printed --sites 3 --units 2
   kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
+  kofm check --protocol tree-as-printed --sites 2 --units 1 --rounds 1
+  kofm check --protocol sem-token --sites 3 --units 1 --adds 0,1,1
+  kofm check --protocol sem-permission-as-printed --sites 2 --units 1
+  kofm check --protocol sem-quorum-as-printed --sites 3 --units 1
+  kofm check --protocol groups --topology examples/groups/figure9.toml --endless
+  kofm check --protocol groups-as-printed --topology examples/groups/figure9.toml
 
 Exit code 0 where no violation was found, 1 where one was, 64 for wrong usage.";
 
@@ -36,10 +45,13 @@ pub(crate) struct Args {
     /// Amounts that a claim may ask for, A..B or K [default: 1..M]
     #[arg(long, value_name = "A..B")]
     k: Option<String>,
-    /// Claims that each site makes
+    /// Claims that each site makes; for groups, works of each group
     #[arg(long, value_name = "R", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
+    /// Claims without end, for groups: also finds out whether every group works again and again
+    #[arg(long)]
+    endless: bool,
     /// Claims of one site that may be live at once
     #[arg(long, value_name = "S", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -50,6 +62,10 @@ pub(crate) struct Args {
     /// Let holders give back one unit at a time
     #[arg(long)]
     partial: bool,
+    /// How often each site adds to a semaphore, by site: 0,0,2 [default: the last site, once]
+    #[arg(long, value_name = "A", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(..=1_000))]
+    adds: Vec<u32>,
     /// Stop after this many states
     #[arg(long, value_name = "LIMIT", default_value_t = 100_000_000,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
@@ -66,23 +82,46 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = args.lab.kind()?;
     if !kind.profile().full_service && (args.slots > 1 || args.withdraw || args.partial) {
+        return Err(lab::plain_service(kind));
+    }
+    if args.endless && kind.profile().serves != Service::Group {
+        let name = kind.name();
         return Err(Exit::usage(format!(
-            "{} is a published listing: one claim per site, no withdrawal, no partial release",
-            kind.name()
+            "--endless is for groups: the order of {name} never ends"
         )));
     }
-    let cluster = args.lab.cluster()?;
+    if kind.profile().serves == Service::Gang && (args.partial || args.slots > 1) {
+        return Err(Exit::usage(
+            "gang: a share is given back whole, and each gang runs once at a time",
+        ));
+    }
+    if is_semaphore(kind) && args.partial {
+        return Err(Exit::usage("--partial: nothing is given back to a semaphore"));
+    }
+    let cluster = args.lab.cluster(kind)?;
     if cluster.sites > 64 {
         return Err(Exit::usage("--sites: the checker takes at most 64, and hopes for 3"));
     }
-    let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1);
-    let (low, high) = args.lab.amounts(args.k.as_deref(), (1, most))?;
-    let demands = demands(&cluster, low, high)?;
+    let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1).max(1);
+    let (low, high) = args.lab.amounts(kind, args.k.as_deref(), (1, most))?;
+    let semaphore = is_semaphore(kind);
+    let demands =
+        if semaphore { one_of(&cluster, low, high)? } else { demands(&cluster, low, high)? };
     let script = Script {
+        adds: adds(args, semaphore, cluster.sites)?,
+        amounts: if semaphore { demands.clone() } else { Vec::new() },
         slots: args.slots.into(),
         withdraw: args.withdraw,
         partial: args.partial,
         ..Script::new(cluster.sites, args.rounds, demands)
+    };
+    let script = match Shares::new(&cluster).filter(|_| kind.profile().serves == Service::Gang) {
+        Some(shares) => Script {
+            own: gangs(&cluster, shares, &script.demands, args.rounds),
+            rounds: vec![0; usize::from(cluster.sites)],
+            ..script
+        },
+        None => script,
     };
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
     let mut progress = Progress::new(args.json);
@@ -91,14 +130,67 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     visit_on(kind, &cluster.topology, run)
 }
 
+/// For each demand and site, a gang that it leads with the next one: the leader takes the units,
+/// and of more than one the other takes one.
+fn gangs(
+    cluster: &Cluster,
+    shares: Shares,
+    demands: &[Demand],
+    rounds: u32,
+) -> Vec<Vec<(Demand, u32)>> {
+    let gang = |leader: SiteId, demand: &Demand| {
+        let other = SiteId((leader.0 + 1) % cluster.sites);
+        let seats = [leader, other].map(|site| (shares.seat(site), Units(1)));
+        let parts = demand.parts().flat_map(|(pool, units)| {
+            let rest = Units(u32::from(units.0 > 1));
+            [(shares.share(leader, pool), units - rest), (shares.share(other, pool), rest)]
+        });
+        // A site alone is its own next one, and has one seat.
+        let seats = &seats[..if leader == other { 1 } else { 2 }];
+        parts.chain(seats.iter().copied()).collect::<Demand>()
+    };
+    let led = |site| demands.iter().map(|demand| (gang(site, demand), rounds)).collect();
+    cluster.all().map(led).collect()
+}
+
+/// Who adds how often to a semaphore.
+fn adds(args: &Args, semaphore: bool, sites: u16) -> Result<Vec<u32>, Exit> {
+    let sites = usize::from(sites);
+    match &args.adds[..] {
+        [_, ..] if !semaphore => {
+            Err(Exit::usage("--adds is for semaphores: nobody adds to a pool"))
+        }
+        [] if !semaphore => Ok(Vec::new()),
+        [] => Ok((1..=sites).map(|site| u32::from(site == sites)).collect()),
+        [each] => Ok(vec![*each; sites]),
+        list if list.len() == sites => Ok(list.to_vec()),
+        _ => Err(Exit::usage(format!("--adds: one number for all sites, or {sites} of them"))),
+    }
+}
+
+/// Each amount of each semaphore.
+fn one_of(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> {
+    let amounts = (high - low) as usize + 1;
+    if amounts.saturating_mul(cluster.pools.len()) > MOST_DEMANDS {
+        return Err(too_many());
+    }
+    let pools = (0..).map(PoolId).take(cluster.pools.len());
+    Ok(pools.flat_map(|pool| (low..=high).map(move |k| Demand::one(pool, k))).collect())
+}
+
+const MOST_DEMANDS: usize = 10_000;
+
+fn too_many() -> Exit {
+    Exit::usage(format!("more than {MOST_DEMANDS} demands to try: narrow --k"))
+}
+
 /// One pool: each amount. Several: each amount or nothing of each, but not nothing of all.
 fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> {
-    const MOST: usize = 10_000;
     let mut list: Vec<Vec<(PoolId, Units)>> = vec![Vec::new()];
     for (pool, units) in (0..).map(PoolId).zip(&cluster.pools) {
         let amounts: Vec<u32> = (low.min(units.0)..=high.min(units.0)).collect();
-        if list.len().saturating_mul(amounts.len() + 1) > MOST {
-            return Err(Exit::usage(format!("more than {MOST} demands to try: narrow --k")));
+        if list.len().saturating_mul(amounts.len() + 1) > MOST_DEMANDS {
+            return Err(too_many());
         }
         let with = |parts: &Vec<(PoolId, Units)>, k: u32| {
             parts.iter().copied().chain([(pool, Units(k))]).collect()
@@ -124,8 +216,22 @@ impl Visitor for Run<'_> {
 
     fn visit<P: Protocol>(self) -> Self::Output {
         let progress = self.progress;
+        let named = names_groups::<P>(self.cluster);
+        let script = match self.cluster.groups.as_ref() {
+            Some(grouping) => Script {
+                endless: self.args.endless,
+                ..Script::of_groups(grouping, named, self.args.rounds)
+            },
+            None => self.script,
+        };
         let seen = |states| progress.show(states, None, "states");
-        let found = explore::<P>(self.cluster, &self.script, self.args.states, seen);
+        let found = explore::<P>(self.cluster, &script, self.args.states, seen);
+        let again = if self.args.endless && found.complete {
+            // All of them were seen: there are no more.
+            fairness::<P>(self.cluster, &script, !named, u32::MAX)
+        } else {
+            None
+        };
         progress.clear();
         if let (Some(file), Some((_, steps))) = (self.file, &found.violation) {
             let mut file = file;
@@ -137,30 +243,50 @@ impl Visitor for Run<'_> {
             file.finish()?;
         }
         if self.args.json {
-            say(&format!("{}\n", document(&found)));
+            say(&format!("{}\n", document(&found, again.as_ref())));
         } else {
             say(&text(&self.title, &found, self.args.states));
+            say(&again.as_ref().map_or_else(String::new, for_ever));
             let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
             eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
         }
-        if found.violation.is_none() { Ok(()) } else { Err(Exit::silent()) }
+        let lively = again.is_none_or(|again| again.dead.is_empty() && again.starved.is_empty());
+        if found.violation.is_none() && lively { Ok(()) } else { Err(Exit::silent()) }
     }
 }
 
-fn document<P: Protocol>(found: &Exploration<P>) -> Value {
+/// What goes on for ever, for people.
+fn for_ever(again: &Fairness) -> String {
+    let list = |groups: &[kofm_core::GroupId]| {
+        let names: Vec<String> = groups.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    match (again.dead.as_slice(), again.starved.as_slice()) {
+        ([], []) => "every group can always work again, and none is passed over for ever\n".into(),
+        ([], starved) => format!("a fair run may pass over {} for ever\n", list(starved)),
+        (dead, _) => format!("{} may come to a state after which it never works\n", list(dead)),
+    }
+}
+
+fn document<P: Protocol>(found: &Exploration<P>, again: Option<&Fairness>) -> Value {
     let violation = found.violation.as_ref().map(|(violation, steps)| {
         let step = |step| serde_json::to_value(step).unwrap_or_default();
         let trace: Vec<Value> = steps.iter().map(step).collect();
         json!({"property": violation.property, "detail": violation.detail, "trace": trace})
     });
-    json!({
+    let mut document = json!({
         "protocol": P::NAME,
         "states": found.states,
         "transitions": found.transitions,
         "depth": found.depth,
         "complete": found.complete,
         "violation": violation,
-    })
+    });
+    if let Some(again) = again {
+        document["dead_groups"] = json!(again.dead);
+        document["starved_groups"] = json!(again.starved);
+    }
+    document
 }
 
 fn text<P: Protocol>(title: &str, found: &Exploration<P>, limit: u64) -> String {

@@ -67,10 +67,13 @@ impl From<Error> for Exit {
     fn from(error: Error) -> Self {
         let code = match error.error {
             Code::Busy | Code::InUse | Code::TooMany => BUSY,
+            Code::Timeout => TIMEOUT,
             Code::Gone => LOST,
             Code::Forbidden => DENIED,
             Code::Draining | Code::Unreachable => UNREACHABLE,
             Code::UnknownPool
+            | Code::UnknownSemaphore
+            | Code::UnknownGang
             | Code::UnknownRequest
             | Code::NotFound
             | Code::Infeasible

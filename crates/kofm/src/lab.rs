@@ -1,11 +1,14 @@
 //! What `sim` and `check` have in common on the command line.
 
 use clap::Args;
+use kofm_core::protocols::gang::Shares;
+use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Kind, PoolId, SiteId, Units};
+use kofm_core::{Cluster, Grouping, Kind, PoolId, Service, SiteId, Units};
 
 use crate::exit::Exit;
+use crate::groups::{self, Names};
 use crate::topology;
 
 /// A protocol and the cluster that it runs in.
@@ -16,12 +19,13 @@ pub(crate) struct Lab {
     protocol: String,
     /// How many sites
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    sites: u16,
-    /// Units in the pool; several pools with commas: 4,2
-    #[arg(long, value_name = "M", value_delimiter = ',', required = true,
-          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    sites: Option<u16>,
+    /// Units in the pool, or the first value of the semaphore; several with commas: 4,2
+    #[arg(long, value_name = "M", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     units: Vec<u32>,
-    /// Who is linked to whom: full, ring, tree, or a file with a link per line
+    /// Who is linked to whom: full, ring, tree, or a file with a link per line; for groups, a TOML
+    /// file with processes and groups, which makes --sites and --units unnecessary
     #[arg(long, value_name = "T", default_value = "full")]
     topology: String,
     /// How request sets are made, for protocols that have them: broadcast, threshold, uniform,
@@ -51,6 +55,9 @@ impl Lab {
             let (asked, names) = (&self.protocol, names.join(", "));
             Exit::usage(format!("there is no protocol `{asked}`: use one of {names}"))
         })?;
+        if self.units.contains(&0) && !is_semaphore(kind) {
+            return Err(Exit::usage("--units 0 is not in 1..=1000000: a pool has a unit"));
+        }
         if self.units.len() > 1 && !kind.profile().full_service {
             let name = kind.name();
             return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
@@ -58,26 +65,58 @@ impl Lab {
         if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
             let name = kind.name();
             return Err(Exit::usage(format!(
-                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum"
+                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum \
+                 and sem-quorum"
             )));
         }
         Ok(kind)
     }
 
     /// The cluster asked for.
-    pub(crate) fn cluster(&self) -> Result<Cluster, Exit> {
+    pub(crate) fn cluster(&self, kind: Kind) -> Result<Cluster, Exit> {
         if self.units.len() > 1_000 {
             return Err(Exit::usage("--units: at most 1,000 pools"));
         }
-        let topology = topology::parse(&self.topology, self.sites)?;
+        if let Some((grouping, _)) = self.group_file(kind)? {
+            return Ok(Cluster::of_groups(grouping));
+        }
+        let (Some(sites), false) = (self.sites, self.units.is_empty()) else {
+            return Err(Exit::usage("--sites N and --units M say how large the cluster is"));
+        };
+        let topology = topology::parse(&self.topology, sites)?;
         let mut cluster = Cluster {
-            sites: self.sites,
+            sites,
             pools: self.units.iter().copied().map(Units).collect(),
             topology,
-            ..Cluster::new(self.sites, 1)
+            ..Cluster::new(sites, 1)
         };
-        self.name_arbiters(&mut cluster)?;
+        self.name_arbiters(kind, &mut cluster)?;
+        if kind.profile().serves == Service::Group {
+            let wrong = |error| Exit::usage(format!("--sites {sites}: {error}"));
+            cluster.groups = Some(cluster.grouping().map_err(wrong)?);
+        }
+        if kind.profile().serves == Service::Gang && Shares::new(&cluster).is_none() {
+            return Err(Exit::usage("gang: sites times pools are at most 65,000"));
+        }
         Ok(cluster)
+    }
+
+    /// The groups in the file that `--topology` names, if it names one and the protocol has groups.
+    pub(crate) fn group_file(&self, kind: Kind) -> Result<Option<(Grouping, Names)>, Exit> {
+        let network = matches!(self.topology.as_str(), "full" | "ring" | "tree");
+        if kind.profile().serves != Service::Group || network {
+            return Ok(None);
+        }
+        let path = &self.topology;
+        let (grouping, names) = groups::read(path)
+            .map_err(|problem| Exit::usage(format!("--topology {path}: {problem}")))?;
+        let (sites, units) = (grouping.processes(), grouping.resources());
+        if self.sites.is_some_and(|n| n != sites) || self.units.iter().any(|&m| m != units) {
+            return Err(Exit::usage(format!(
+                "{path} has {sites} processes and {units} resources: leave out --sites and --units"
+            )));
+        }
+        Ok(Some((grouping, names)))
     }
 
     /// What was said about arbiters.
@@ -90,19 +129,20 @@ impl Lab {
     }
 
     /// Puts down what was said about arbiters, if anything was and if it can be done.
-    fn name_arbiters(&self, cluster: &mut Cluster) -> Result<(), Exit> {
+    fn name_arbiters(&self, kind: Kind, cluster: &mut Cluster) -> Result<(), Exit> {
         let said = self.arbitration();
         if said == Arbitration::default() {
             return Ok(());
         }
         let pools = (0..).map(PoolId).take(self.units.len());
         cluster.arbitration = pools.map(|pool| (pool, said.clone())).collect();
-        RequestSets::check(cluster).map_err(|(_, error)| Exit::usage(error.to_string()))
+        let terms = if is_semaphore(kind) { turns(cluster) } else { cluster.clone() };
+        RequestSets::check(&terms).map_err(|(_, error)| Exit::usage(error.to_string()))
     }
 
     /// The shape as the user named it, where it is not the usual one.
     pub(crate) fn shape(&self, cluster: &Cluster) -> String {
-        if cluster.topology == Topology::Full {
+        if cluster.topology == Topology::Full && self.topology == "full" {
             String::new()
         } else {
             format!(", {}", self.topology)
@@ -112,26 +152,52 @@ impl Lab {
     /// Units per claim from `A..B` or `K`, checked against the largest pool.
     pub(crate) fn amounts(
         &self,
+        kind: Kind,
         text: Option<&str>,
         default: (u32, u32),
     ) -> Result<(u32, u32), Exit> {
         let Some(text) = text else { return Ok(default) };
+        if self.kind()?.profile().serves == Service::Group && text != "1" && text != "1..1" {
+            return Err(Exit::usage("--k: a process asks for all that it needs, once"));
+        }
         let (low, high) = text.split_once("..").unwrap_or((text, text));
         let parse = |part: &str| part.parse::<u32>().ok();
-        let most = self.units.iter().copied().max().unwrap_or(1);
+        // What a semaphore has not got, somebody adds.
+        let units = self.units.iter().copied().max().unwrap_or(1);
+        let most = if is_semaphore(kind) { 1_000_000 } else { units };
         match (parse(low), parse(high)) {
             (Some(low), Some(high)) if 1 <= low && low <= high && high <= most => Ok((low, high)),
             _ => Err(Exit::usage(format!(
-                "--k {text}: write K or A..B with 1 <= A <= B <= {most}, the units of the pool"
+                "--k {text}: write K or A..B with 1 <= A <= B <= {most}{}",
+                if is_semaphore(kind) { "" } else { ", the units of the pool" }
             ))),
         }
     }
 }
 
+/// Whether pools are semaphores.
+pub(crate) fn is_semaphore(kind: Kind) -> bool {
+    kind.profile().serves == Service::Semaphore
+}
+
+/// Why a protocol does not take what only some do.
+pub(crate) fn plain_service(kind: Kind) -> Exit {
+    let why = if kind.profile().as_printed {
+        "is a published listing"
+    } else {
+        "serves groups of processes that work together"
+    };
+    let name = kind.name();
+    Exit::usage(format!("{name} {why}: one claim at a time, no withdrawal, no partial release"))
+}
+
 /// A protocol and pools for people: `permission, 3 sites, 4 units`.
 pub(crate) fn title(kind: Kind, cluster: &Cluster) -> String {
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
-    let units: Vec<String> =
-        cluster.pools.iter().map(|units| plural(units.0 as usize, "unit")).collect();
+    let units = |units: &Units| match kind.profile().serves {
+        Service::Pool | Service::Group | Service::Gang => plural(units.0 as usize, "unit"),
+        Service::Semaphore => format!("a semaphore of {units}"),
+    };
+    let units: Vec<String> = cluster.pools.iter().map(units).collect();
     format!("{}, {}, {}", kind.name(), plural(cluster.sites.into(), "site"), units.join(" + "))
 }

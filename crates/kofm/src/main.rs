@@ -5,6 +5,8 @@ mod bench;
 mod check;
 mod exit;
 mod extras;
+mod gang;
+mod groups;
 mod guard;
 mod lab;
 mod log;
@@ -14,6 +16,7 @@ mod protocols;
 mod quorums;
 mod replay;
 mod run;
+mod sem;
 mod serve;
 mod sim;
 mod top;
@@ -65,6 +68,12 @@ enum Command {
     /// Make, change, list and remove pools
     #[command(subcommand)]
     Pool(pool::Pool),
+    /// Make, use, list and remove semaphores
+    #[command(subcommand)]
+    Sem(sem::Sem),
+    /// Make, run, list and remove gangs: members that start together or not at all
+    #[command(subcommand)]
+    Gang(gang::Gang),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -102,6 +111,8 @@ impl Command {
             Self::Members(members) => members.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
+            Self::Sem(sem) => sem.run(),
+            Self::Gang(gang) => gang.run(),
             Self::Sim(args) => sim::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Replay(args) => replay::run(&args),

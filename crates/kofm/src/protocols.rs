@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use kofm_core::Kind;
+use kofm_core::{Kind, Service};
 use serde_json::{Value, json};
 
 use crate::output::say;
@@ -45,6 +45,12 @@ fn document(kind: Kind) -> Value {
         "name": kind.name(),
         "summary": profile.summary,
         "source": profile.source,
+        "serves": match profile.serves {
+            Service::Pool => "pool",
+            Service::Semaphore => "semaphore",
+            Service::Group => "group",
+            Service::Gang => "gang",
+        },
         "as_printed": profile.as_printed,
         "survives": profile.survives,
     })

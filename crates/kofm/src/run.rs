@@ -12,6 +12,7 @@
 //! term of a lease is counted from the moment before its renewal was sent, so the command is dead
 //! before the site can give the units to anybody else.
 
+use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdUnixListener};
 use std::os::unix::process::CommandExt;
@@ -85,11 +86,13 @@ impl Run {
         extra: &[(String, String)],
     ) -> Result<u8, Exit> {
         let mut signals = Signals::new()?;
-        let mut guard = self.start_guard(lease, extra).await?;
+        let mut guard = start_guard(&self.command, &Self::variables(lease, extra)?).await?;
         // How old the grant is, nobody here knows: this process may have been stopped since. A
         // renewal has a beginning that is known.
-        let (ttl, sent) = (millis(lease.ttl_ms), Moment::now());
+        let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
+        // A lease is good for its ttl, but never for longer than its site is known to be.
+        let ttl = millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await?;
         let mut pause = ttl / 3;
@@ -124,49 +127,69 @@ impl Run {
         }
     }
 
-    async fn start_guard(
-        &self,
-        lease: &Lease,
-        extra: &[(String, String)],
-    ) -> Result<GuardLink, Exit> {
-        let mut bytes = [0; 16];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-        let name = format!("kofm-run-{:032x}", u128::from_le_bytes(bytes));
-        let listener = StdUnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
-        listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["__guard", "--socket", &name, "--"]).args(&self.command);
-        // A group of its own: a terminal's Ctrl-Z must not stop the guard.
-        command.process_group(0).stdin(Stdio::inherit());
-        command.env("KOFM_HELD", "true").env("KOFM_LEASE", &lease.id);
-        command.env("KOFM_FENCE", lease.fence.to_string());
-        for (pool, units) in &lease.units {
-            command.env(format!("KOFM_UNITS_{}", variable(pool)), units.join(","));
-        }
+    /// What the command is told.
+    fn variables(lease: &Lease, extra: &[(String, String)]) -> Result<Vec<(String, String)>, Exit> {
+        let mut env = told(&lease.id, lease.fence, &lease.units);
         for (variable, pool) in extra {
             let units = lease.units.get(pool).ok_or_else(|| {
                 Exit::new(USAGE, format!("--env {variable}=@{pool}: {pool} is not asked for"))
             })?;
-            command.env(variable, units.join(","));
+            env.push((variable.clone(), units.join(",")));
         }
-        let guard = command.spawn()?;
-        let limit = Duration::from_secs(10);
-        loop {
-            let accepted = timeout(limit, listener.accept()).await;
-            let text = "the guard process does not answer";
-            let (stream, _) = accepted.map_err(|_| Exit::new(SYSTEM, text))??;
-            // Names of such sockets are public: only the process that was started counts.
-            let pid = stream.peer_cred()?.pid();
-            if pid.is_some_and(|pid| u32::try_from(pid) == Ok(guard.id())) {
-                return Ok(GuardLink::new(stream));
-            }
+        Ok(env)
+    }
+}
+
+/// What a command is told of its lease.
+pub(crate) fn told(
+    lease: &str,
+    fence: u64,
+    units: &BTreeMap<String, Vec<String>>,
+) -> Vec<(String, String)> {
+    let mut env = vec![
+        ("KOFM_HELD".to_owned(), "true".to_owned()),
+        ("KOFM_LEASE".to_owned(), lease.to_owned()),
+        ("KOFM_FENCE".to_owned(), fence.to_string()),
+    ];
+    for (pool, units) in units {
+        env.push((format!("KOFM_UNITS_{}", variable(pool)), units.join(",")));
+    }
+    env
+}
+
+/// Starts a command under a guard of its own.
+pub(crate) async fn start_guard(
+    words: &[String],
+    env: &[(String, String)],
+) -> Result<GuardLink, Exit> {
+    let mut bytes = [0; 16];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    let name = format!("kofm-run-{:032x}", u128::from_le_bytes(bytes));
+    let listener = StdUnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["__guard", "--socket", &name, "--"]).args(words);
+    // A group of its own: a terminal's Ctrl-Z must not stop the guard.
+    command.process_group(0).stdin(Stdio::inherit());
+    command.envs(env.iter().map(|it| (&it.0, &it.1)));
+    let guard = command.spawn()?;
+    let limit = Duration::from_secs(10);
+    loop {
+        let accepted = timeout(limit, listener.accept()).await;
+        let text = "the guard process does not answer";
+        let (stream, _) = accepted.map_err(|_| Exit::new(SYSTEM, text))??;
+        // Names of such sockets are public: only the process that was started counts.
+        let pid = stream.peer_cred()?.pid();
+        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(guard.id())) {
+            return Ok(GuardLink::new(stream));
         }
     }
 }
 
-struct GuardLink {
-    words: Lines<BufReader<OwnedReadHalf>>,
+/// The line to a guard.
+pub(crate) struct GuardLink {
+    pub(crate) words: Lines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
 }
 
@@ -176,14 +199,19 @@ impl GuardLink {
         Self { words: BufReader::new(reader).lines(), writer }
     }
 
-    async fn say(&mut self, word: &str) -> Result<(), Exit> {
+    pub(crate) async fn say(&mut self, word: &str) -> Result<(), Exit> {
         // A guard that is gone has left its last word to be read.
         drop(self.writer.write_all(format!("{word}\n").as_bytes()).await);
         Ok(())
     }
 
     /// The lease lives until then: TERM comes before, and KILL just before.
-    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+    pub(crate) async fn until(
+        &mut self,
+        until: Moment,
+        ttl: Duration,
+        grace: Duration,
+    ) -> Result<(), Exit> {
         let now = Moment::now();
         let left = until.since(now);
         let kill = now.after(left.saturating_sub(ttl / RATE));
@@ -191,14 +219,14 @@ impl GuardLink {
         self.say(&format!("until {} {}", term.nanos(), kill.nanos())).await
     }
 
-    async fn word(&mut self) -> Result<String, Exit> {
+    pub(crate) async fn word(&mut self) -> Result<String, Exit> {
         let word = self.words.next_line().await?;
         word.ok_or_else(|| Exit::new(SYSTEM, "the guard process is gone"))
     }
 }
 
 /// The last word of the guard, as an exit code.
-fn ended(word: &str) -> Result<u8, Exit> {
+pub(crate) fn ended(word: &str) -> Result<u8, Exit> {
     let (kind, rest) = word.split_once(' ').unwrap_or((word, ""));
     let number = |text: &str| text.parse::<u8>().unwrap_or(u8::MAX);
     match kind {
@@ -211,14 +239,14 @@ fn ended(word: &str) -> Result<u8, Exit> {
 }
 
 /// Signals that are the command's.
-struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
 }
 
 impl Signals {
-    fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -226,7 +254,7 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> i32 {
+    pub(crate) async fn next(&mut self) -> i32 {
         let kind = tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.terminate.recv() => SignalKind::terminate(),

@@ -3,12 +3,12 @@
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use kofm_net::Site;
 use kofm_net::config::Config;
+use kofm_net::{Access, Site};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,13 +38,15 @@ pub(crate) struct CheckConfig {
 impl CheckConfig {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let config = read(&self.config)?;
+        access(config.token_file.as_deref())?;
         println!(
-            "{}: site {} of {} in cluster {}, {} pools",
+            "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
             self.config.display(),
             config.site,
             config.members.len(),
             config.cluster,
-            config.pools.len()
+            config.pools.len(),
+            config.semaphores.len()
         );
         for (name, pool) in &config.pools {
             println!(
@@ -53,6 +55,9 @@ impl CheckConfig {
                 pool.protocol.name(),
                 pool.on_expiry.name()
             );
+        }
+        for (name, it) in &config.semaphores {
+            println!("  {name}: a semaphore of {}, {}", it.value, it.protocol.name());
         }
         Ok(())
     }
@@ -69,6 +74,13 @@ fn read(path: &PathBuf) -> Result<Config, Exit> {
             .collect();
         Exit::new(CONFIG, lines.join("\nkofm: "))
     })
+}
+
+/// Who may use the API, by the file that says so.
+pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
+    let Some(path) = file else { return Ok(Access::open()) };
+    Access::read(path)
+        .map_err(|error| Exit::new(CONFIG, format!("token_file {}: {error}", path.display())))
 }
 
 impl Serve {
@@ -89,18 +101,19 @@ impl Serve {
             ),
             None => None,
         };
+        let access = access(config.token_file.as_deref())?;
         let socket = config.socket.clone();
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
             // Tests and scripts that gave port 0 read the port here.
             println!("{} http://{}", site.config().site, listener.local_addr()?);
-            tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+            tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
         if let Some(path) = socket {
             let site = site.clone();
             tokio::spawn(async move {
-                if let Err(error) = kofm_net::http::serve_unix(site, &path).await {
+                if let Err(error) = kofm_net::http::serve_unix(site, &path, access).await {
                     error!(path = %path.display(), %error, "no Unix socket");
                 }
             });

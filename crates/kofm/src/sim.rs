@@ -3,15 +3,16 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, Protocol, SiteId, Visitor};
+use kofm_core::{Kind, Protocol, Service, SiteId, Visitor};
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
 use kofm_sim::seeded::{self, Blind, Observer, Setup};
-use kofm_sim::span::Span;
+use kofm_sim::span::{DELAY, Span};
 use kofm_sim::trace::{Header, Step, Writer};
 use kofm_sim::visit_on;
 
 use crate::exit::Exit;
+use crate::groups;
 use crate::lab::{self, Lab};
 use crate::output::{Progress, WholeFile, grouped, say};
 
@@ -22,7 +23,9 @@ Examples:
   kofm sim --protocol permission --sites 5 --units 3 --k 1..3
   kofm sim --protocol permission-lazy --sites 9 --units 8 --think ~1 --hold ~10 --long 0=50
   kofm sim --protocol permission --sites 16 --units 4 --topology ring --json
+  kofm sim --protocol sem-token --sites 9 --units 3 --k 1..5
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
+  kofm sim --protocol groups --topology examples/groups/figure9.toml --tables
 
 Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong
 usage.";
@@ -46,7 +49,7 @@ pub(crate) struct Args {
     /// Time between a release and the next claim
     #[arg(long, value_name = "T", default_value = "~10")]
     think: Span,
-    /// Time that a claim is held
+    /// Time that a claim is held; after that, anybody adds as much to a semaphore
     #[arg(long, value_name = "T", default_value = "~1")]
     hold: Span,
     /// Time that a message travels
@@ -55,7 +58,7 @@ pub(crate) struct Args {
     /// Withdraw a claim that has waited this long [default: never]
     #[arg(long, value_name = "T")]
     patience: Option<Span>,
-    /// Give back one unit half way through, where a claim has several
+    /// Give back one unit half way through, where a claim has several (a semaphore: add it)
     #[arg(long)]
     partial: bool,
     /// Let a site ask this many times as often (repeatable)
@@ -73,6 +76,10 @@ pub(crate) struct Args {
     /// Write every step to this file
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Instead of a run, let all groups work in turn and print who leads whom after each, until it
+    /// is as in the beginning (groups only)
+    #[arg(long, conflicts_with_all = ["json", "trace", "faults"])]
+    tables: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -81,6 +88,14 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = args.lab.kind()?;
+    if args.tables {
+        if kind != Kind::Groups {
+            return Err(Exit::usage(format!("--tables is for groups, not for {}", kind.name())));
+        }
+        let names = args.lab.group_file(kind)?.map(|file| file.1);
+        say(&groups::tables(&args.lab.cluster(kind)?, names));
+        return Ok(());
+    }
     let setup = setup(args, kind)?;
     let mut progress = Progress::new(args.json);
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
@@ -115,18 +130,18 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
             )));
         }
     }
-    if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
-        return Err(Exit::usage(format!(
-            "{} is a published listing: one claim per site, no withdrawal, no partial release",
-            kind.name()
-        )));
+    if profile.serves == Service::Gang && args.partial {
+        return Err(Exit::usage("--partial: a share of a gang is given back whole"));
     }
-    let cluster = args.lab.cluster()?;
+    if !profile.full_service && (args.clients > 1 || args.patience.is_some() || args.partial) {
+        return Err(lab::plain_service(kind));
+    }
+    let cluster = args.lab.cluster(kind)?;
     if u64::from(args.clients) * u64::from(cluster.sites) > 10_000_000 {
         return Err(Exit::usage("--clients: at most 10,000,000 over all sites"));
     }
     Ok(Setup {
-        k: args.lab.amounts(args.k.as_deref(), (1, 1))?,
+        k: args.lab.amounts(kind, args.k.as_deref(), (1, 1))?,
         requests: args.requests,
         clients: args.clients,
         think: args.think,
@@ -253,6 +268,9 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
         "  messages per grant  min {}   mean {:.2}   max {}",
         messages.min, messages.mean, messages.max
     );
+    if report.spread > 0 {
+        let _ = writeln!(text, "  messages of all V   {}", grouped(report.spread));
+    }
     let _ = writeln!(
         text,
         "  wait (link delays)  mean {mean:.2}   p50 {p50:.2}   p99 {p99:.2}   max {max:.2}"
@@ -261,6 +279,16 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
     let _ = writeln!(text, "  most units in use   {}", report.max_in_use);
     let _ = writeln!(text, "  left waiting        {}", report.unserved);
     let _ = writeln!(text, "  violations          {}", report.violation_count);
+    if let Some(healed) = &report.stabilised {
+        let time = healed.time as f64 / DELAY as f64;
+        let _ = writeln!(text, "    while healing     {}", report.violations_before);
+        let _ = writeln!(
+            text,
+            "  all right after     {time:.1} link delays, {} steps, {} circulations",
+            grouped(healed.steps),
+            grouped(healed.circulations)
+        );
+    }
     for violation in &report.violations {
         let _ = writeln!(text, "    {violation}");
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 use kofm_net::Site;
@@ -10,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::exit::{Exit, SYSTEM, USAGE};
 use crate::log::Log;
-use crate::serve::{allow_many_files, stop_signal};
+use crate::serve::{access, allow_many_files, stop_signal};
 
 #[derive(Debug, Args)]
 pub(crate) struct Up {
@@ -26,6 +27,9 @@ pub(crate) struct Up {
     /// Where the first site answers clients; the others on the ports after it
     #[arg(long, default_value = "127.0.0.1:7600")]
     http: SocketAddr,
+    /// Answer only clients that show a token of this file, one in each line
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     #[command(flatten)]
     log: Log,
 }
@@ -42,6 +46,7 @@ impl Up {
     }
 
     async fn serve(self, pools: BTreeMap<String, PoolConfig>) -> Result<(), Exit> {
+        let access = access(self.token_file.as_deref())?;
         let mut listeners = Vec::new();
         for number in 0..self.sites {
             let mut address = self.http;
@@ -65,7 +70,7 @@ impl Up {
             if first.is_empty() {
                 first = format!("http://{address}");
             }
-            tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+            tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
         advise(&first, &names);
         stop_signal().await?;

@@ -7,6 +7,7 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::duration;
+use crate::plan::{PlannedPool, PlannedSemaphore};
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
@@ -211,10 +212,21 @@ pub struct Member {
     pub number: u16,
     /// Where sites reach it.
     pub address: String,
-    /// `self`, `up`, `away`, or `refused`: it came back without memory.
+    /// `self`, `up`, `away`, or `refused`: nothing can be said to it before the epoch changes.
     pub state: String,
     /// The number of its life; none before the first contact.
     pub incarnation: Option<u64>,
+    /// The cluster's epoch, as the site that is asked knows it.
+    pub epoch: u64,
+    /// Whether it is in that epoch.
+    pub member: bool,
+    /// How much longer the site that is asked may grant without hearing from a majority; for
+    /// others that is not known. None where all sites live in one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// How much longer units are kept back that an earlier life of it may have given away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine_ms: Option<u64>,
     /// What is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
@@ -228,7 +240,9 @@ pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
-    /// `peer-reset` or `pool`.
+    /// `pool`, `semaphore`, `taken` and `added` (of a semaphore), `peer-reset`, `epoch` (it has
+    /// changed), `suspended` (no majority, nothing is granted here) or `departed` (the others went
+    /// on without this site).
     pub event: String,
     /// Where.
     pub site: String,
@@ -285,6 +299,276 @@ pub enum UnitsSpec {
     Names(Vec<String>),
 }
 
+/// A semaphore, counted over all sites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Semaphore {
+    /// Its name.
+    pub name: String,
+    /// What it began with, and all that was added, less all that was taken.
+    pub value: u64,
+    /// How many wait to take from it.
+    pub waiting: u64,
+    /// Who goes next; nobody where nobody waits, or it is about to change.
+    pub head: Option<Head>,
+    /// How it is shared.
+    pub protocol: String,
+    /// Sites that are gone and may have taken what was left: the value is what is certain, and
+    /// more as soon as they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unsure: Vec<String>,
+}
+
+/// Who goes next at a semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Where it waits.
+    pub site: String,
+    /// Who it is.
+    pub owner: Option<String>,
+    /// What it takes.
+    pub k: u32,
+    /// What has to be added before it can.
+    pub missing: u64,
+    /// How long it has waited.
+    pub waited_ms: u64,
+}
+
+/// The body of `PUT /v1/semaphores/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutSemaphore {
+    /// The value that it begins with.
+    pub value: u64,
+    /// How it is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/p`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub k: u64,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/v`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub m: u64,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// What a P came to: nothing but success, anything else is an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The semaphore.
+    pub name: String,
+    /// What was taken; there is nothing to give back.
+    pub k: u32,
+    /// Always `taken`.
+    pub state: String,
+    /// How long it waited.
+    pub waited_ms: u64,
+}
+
+/// The body of `PUT /v1/gangs/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutGang {
+    /// What each member needs, by its site.
+    pub members: GangMembers,
+}
+
+/// Members of a gang: `{"s0":{"gpu":1}}`, or `[{"site":"s0","want":{"gpu":1}}]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GangMembers(pub BTreeMap<String, Want>);
+
+impl<'de> Deserialize<'de> for GangMembers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Member {
+            site: String,
+            #[serde(default)]
+            want: Want,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            List(Vec<Member>),
+            Map(BTreeMap<String, Want>),
+        }
+        let list = match Written::deserialize(deserializer)? {
+            Written::Map(map) => return Ok(Self(map)),
+            Written::List(list) => list,
+        };
+        let mut members = BTreeMap::new();
+        for member in list {
+            let twice = format!("member `{}` stands there twice", member.site);
+            if members.insert(member.site, member.want).is_some() {
+                return Err(serde::de::Error::custom(twice));
+            }
+        }
+        Ok(Self(members))
+    }
+}
+
+/// A gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gang {
+    /// Its name.
+    pub name: String,
+    /// What each member needs, by its site.
+    pub members: BTreeMap<String, Want>,
+    /// `idle`, `queued` or `running`.
+    pub state: String,
+}
+
+/// The body of `POST /v1/gangs/{name}/start`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartGang {
+    /// How long the lease lives without a renewal. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// The client's own name for the request: posted twice, it is one request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// A gang that starts, or waits to: its request, and once granted what each member gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The request: one lease for all members.
+    #[serde(flatten)]
+    pub request: Request,
+    /// The gang.
+    pub gang: String,
+    /// What each member needs.
+    pub members: BTreeMap<String, Want>,
+    /// The units of each member, by pool.
+    pub shares: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    /// Whether all sites live in one process, so that one command can start all members there.
+    pub together: bool,
+}
+
+/// The body of `POST /v1/gangs/{name}/join`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinGang {
+    /// The member that is there.
+    pub member: String,
+    /// Who speaks for it: a name of its own.
+    pub token: String,
+    /// The run, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// How long the member may be silent. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The member is done, or gives up.
+    #[serde(default)]
+    pub leave: bool,
+}
+
+/// Where a member of a gang stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// The gang.
+    pub gang: String,
+    /// The member.
+    pub member: String,
+    /// The run that it takes part in.
+    pub run: String,
+    /// `gathering` while members are missing, `queued`, `running` or `done`.
+    pub state: String,
+    /// Members that are not there.
+    pub missing: Vec<String>,
+    /// What the member got.
+    pub units: BTreeMap<String, Vec<String>>,
+    /// Larger than that of every earlier lease of one of these units.
+    pub fence: Option<u64>,
+    /// The lease of the whole gang.
+    pub lease: Option<String>,
+    /// How long the member may be silent.
+    pub ttl_ms: u64,
+}
+
+impl Joined {
+    pub(crate) fn new(gang: &str, member: &str, state: String, ttl: Duration) -> Self {
+        Self {
+            gang: gang.to_owned(),
+            member: member.to_owned(),
+            run: String::new(),
+            state,
+            missing: Vec::new(),
+            units: BTreeMap::new(),
+            fence: None,
+            lease: None,
+            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// The units of each member: in the order of the members, each takes what it needs.
+pub fn shares(
+    members: &BTreeMap<String, Want>,
+    units: &BTreeMap<String, Vec<String>>,
+) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+    let mut left: BTreeMap<&String, _> = units.iter().map(|it| (it.0, it.1.iter())).collect();
+    let mut take = |pool: &String, count: u32| -> Vec<String> {
+        left.get_mut(pool).map(|it| it.take(count as usize).cloned().collect()).unwrap_or_default()
+    };
+    let mut share = |want: &Want| want.iter().map(|it| (it.0.clone(), take(it.0, *it.1))).collect();
+    members.iter().map(|(member, want)| (member.clone(), share(want))).collect()
+}
+
+/// What sites tell each other of a gang; without members it was removed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct GangEntry {
+    pub name: String,
+    pub members: BTreeMap<String, Want>,
+    /// The newest counts, of two that are the same that of the larger site.
+    pub version: u64,
+    pub by: SiteId,
+}
+
+/// What the site where members meet is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct JoinCall {
+    pub name: String,
+    pub members: BTreeMap<String, Want>,
+    pub member: String,
+    pub token: String,
+    pub run: Option<String>,
+    pub ttl: Duration,
+    pub owner: Option<String>,
+    pub leave: bool,
+}
+
 /// An error of the API. What it says is definite: nothing was changed, unless its text says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
@@ -328,6 +612,12 @@ pub enum Code {
     InUse,
     /// The wrong method for this path.
     Method,
+    /// No such semaphore.
+    UnknownSemaphore,
+    /// No such gang.
+    UnknownGang,
+    /// `wait` has run out.
+    Timeout,
 }
 
 impl Error {
@@ -371,6 +661,46 @@ pub(crate) enum Call {
         claim: Stamp,
     },
     History(usize),
+    /// P: takes from a semaphore, and waits for its turn and for units.
+    Take {
+        /// Names it, so that it can be given up.
+        key: u64,
+        name: String,
+        units: u32,
+        wait: Option<Duration>,
+        owner: Option<String>,
+    },
+    /// Whoever waits under this key is gone.
+    GiveUp(u64),
+    /// V: adds to a semaphore.
+    Add {
+        name: String,
+        units: u32,
+    },
+    Semaphores,
+    Gangs,
+    PutGang(GangEntry),
+    /// A member of a gang says that it is there, or done.
+    Join(JoinCall),
+    /// What happened after so many events, or the next thing that happens within `wait`.
+    Events {
+        after: Option<u64>,
+        wait: Duration,
+    },
+    /// Whether nobody at this site holds or waits for a pool.
+    IsIdle(String),
+    /// Makes or removes a semaphore, with the next epoch.
+    PlanSemaphore {
+        name: String,
+        semaphore: Option<PlannedSemaphore>,
+    },
+    /// Makes, changes or removes a pool, with the next epoch.
+    Plan {
+        name: String,
+        pool: Option<PlannedPool>,
+    },
+    /// A site leaves the cluster, with the next epoch.
+    Leave(String),
 }
 
 /// How a grant is kept.
@@ -394,8 +724,35 @@ pub(crate) enum Answer {
     Leases(Vec<Lease>),
     Queue(Vec<Request>),
     Usage(Vec<Usage>),
-    Ahead { list: Vec<Blocker>, older: u64 },
+    Ahead {
+        list: Vec<Blocker>,
+        older: u64,
+    },
     History(Vec<Happening>),
+    Taken(Taken),
+    Semaphores(Vec<SemaphoreShare>),
+    Gangs(Vec<GangEntry>),
+    Joined(Box<Joined>),
+    /// How many happened up to the last of these, and these.
+    Events {
+        next: u64,
+        list: Vec<Happening>,
+    },
+}
+
+/// What one site knows of one semaphore.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SemaphoreShare {
+    pub name: String,
+    pub protocol: String,
+    /// The value that it began with, or with which its epoch did.
+    pub first: u64,
+    /// Units that clients of this site have added and taken since.
+    pub added: u64,
+    pub taken: u64,
+    pub waiting: u64,
+    pub head: Option<Head>,
+    pub unsure: Vec<String>,
 }
 
 /// What one site has of one pool.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::SendRequest;
 use hyper::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
+use hyper::http::request::Builder;
 use hyper::{Method, Request as HttpRequest, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
@@ -169,9 +170,7 @@ impl Client {
             Address::Unix(_) => "localhost",
         };
         let mut request = HttpRequest::builder().method(method).uri(path).header(HOST, host);
-        if let Some(token) = &self.0.token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-        }
+        request = self.identify(request);
         let response = connection.send_request(request.body(Full::new(body))?).await?;
         let status = response.status();
         let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await?.to_bytes();
@@ -182,6 +181,13 @@ impl Client {
         Ok((status, answer))
     }
 
+    fn identify(&self, request: Builder) -> Builder {
+        match &self.0.token {
+            Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
+            None => request,
+        }
+    }
+
     /// A connection for many calls at once, without HTTP around each of them.
     pub async fn fast(&self) -> Result<FastClient, ClientError> {
         let mut connection = self.connect().await?;
@@ -190,10 +196,14 @@ impl Client {
             .header(HOST, "localhost")
             .header(CONNECTION, "upgrade")
             .header(UPGRADE, crate::fast::UPGRADE);
+        let request = self.identify(request);
         let request = request.body(Full::new(Bytes::new()));
         let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let response = connection.send_request(request).await;
         let response = response.map_err(|error| self.unreachable(&error))?;
+        if response.status() == StatusCode::FORBIDDEN {
+            return Err(ClientError::Forbidden("the site refuses the token".into()));
+        }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(ClientError::Nonsense(response.status().to_string()));
         }
@@ -285,7 +295,9 @@ impl Client {
         // old the grant is, and it is renewed at once.
         let left = Duration::from_millis(lease.expires_in_ms);
         let until = if queued { sent } else { sent.after(left) };
-        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: lease.ttl_ms, until });
+        // A lease is good for its ttl, but never for longer than its site is known to be.
+        let sure = lease.ttl_ms.min(lease.expires_in_ms.max(1));
+        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: sure, until });
         Ok(LeaseGuard { client: self.clone(), lease })
     }
 

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
-use kofm_core::{Cluster, Kind, PoolId, SiteId};
+use kofm_core::{Cluster, Kind, PoolId, Service, SiteId};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -19,6 +20,8 @@ use crate::engine::runs_in_a_site;
 pub const MAX_SITES: usize = 1000;
 /// Pools in a cluster.
 pub const MAX_POOLS: usize = 20_000;
+/// Semaphores in a cluster.
+pub const MAX_SEMAPHORES: usize = 20_000;
 /// Units in a pool.
 pub const MAX_UNITS: u32 = 1_000_000;
 
@@ -40,9 +43,59 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// Where the incarnation is kept. Needed as soon as there are other sites.
     pub state_dir: Option<PathBuf>,
-    /// The pools, by name.
+    /// A file with the tokens that clients must show one of; see [`crate::Access::read`]. Without
+    /// it everybody is answered who can connect.
+    pub token_file: Option<PathBuf>,
+    /// The pools, by name: what a cluster begins with. It keeps later changes itself.
     pub pools: BTreeMap<String, PoolConfig>,
+    /// The semaphores, by name. A pool may have the same one.
+    pub semaphores: BTreeMap<String, SemaphoreConfig>,
+    /// How long a site may grant after it last reached a majority of the members, or etcd. Client
+    /// leases end with it, and what a dead site gave away comes back after it.
+    pub site_lease: Duration,
+    /// The members of an etcd that keeps the cluster's epoch, `http://host:port` each. Without
+    /// it a majority of the sites does.
+    pub etcd: Vec<String>,
+    /// What survives a crash of this site.
+    pub durability: Durability,
+    /// The numbers of the members, where the cluster has given them; otherwise their places.
+    pub(crate) numbers: BTreeMap<String, SiteId>,
 }
+
+/// One semaphore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SemaphoreConfig {
+    /// The value that it begins with.
+    pub value: u32,
+    /// How it is shared.
+    pub protocol: Kind,
+    /// Who decides, where the protocol asks arbiters; without it the best that there is.
+    pub arbitration: Option<Arbitration>,
+}
+
+impl SemaphoreConfig {
+    /// A semaphore of this value, shared by the default protocol.
+    pub const fn new(value: u32) -> Self {
+        Self { value, protocol: DEFAULT_SEMAPHORE, arbitration: None }
+    }
+}
+
+/// The protocol of semaphores that name none: the fewest messages for a P.
+pub const DEFAULT_SEMAPHORE: Kind = Kind::SemToken;
+
+/// What a site writes to its disk about leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// All of them when it stops, none when it crashes.
+    #[default]
+    None,
+    /// Each grant, before its client hears of it.
+    Grant,
+}
+
+const MIN_SITE_LEASE: Duration = Duration::from_secs(1);
+const SITE_LEASE: Duration = Duration::from_secs(5);
+const MAX_SITE_LEASE: Duration = Duration::from_mins(10);
 
 /// One pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,19 +132,29 @@ pub fn default_protocol() -> Kind {
     Kind::Permission
 }
 
-/// The protocol of that name, if sites run it.
+/// The protocol of that name, if sites share pools by it.
 pub fn protocol_named(name: &str) -> Result<Kind, String> {
+    served(Service::Pool, "pools", name)
+}
+
+/// The protocol of that name, if sites share semaphores by it.
+pub fn semaphore_protocol_named(name: &str) -> Result<Kind, String> {
+    served(Service::Semaphore, "semaphores", name)
+}
+
+fn served(service: Service, what: &str, name: &str) -> Result<Kind, String> {
+    let serves = |kind: &Kind| runs_in_a_site(*kind) && kind.profile().serves == service;
+    let names = || {
+        let names = Kind::ALL.iter().filter(|kind| serves(kind)).map(|kind| kind.name());
+        names.collect::<Vec<&str>>().join(", ")
+    };
     match Kind::named(name) {
-        Some(kind) if runs_in_a_site(kind) => Ok(kind),
-        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
-        None => {
-            let names: Vec<&str> = Kind::ALL
-                .iter()
-                .filter(|&&kind| runs_in_a_site(kind))
-                .map(|kind| kind.name())
-                .collect();
-            Err(format!("there is no protocol `{name}`; there are {}", names.join(", ")))
+        Some(kind) if serves(&kind) => Ok(kind),
+        Some(kind) if runs_in_a_site(kind) => {
+            Err(format!("protocol `{name}` is not for {what}; those have {}", names()))
         }
+        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
+        None => Err(format!("there is no protocol `{name}`; there are {}", names())),
     }
 }
 
@@ -104,7 +167,19 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Err(format!("`{name}` is no name; use up to 64 letters, digits, `-`, `_` and `.`"))
 }
 
+/// What the name of a hidden pool begins with: one unit for each site, which gangs take so that a
+/// member is in one gang at a time. No other pool can be called so.
+pub(crate) const SEAT: &str = "@";
+
 impl Config {
+    /// The same with a seat for each member.
+    pub(crate) fn with_seats(mut self) -> Self {
+        for member in self.members.keys() {
+            self.pools.entry(format!("{SEAT}{member}")).or_insert_with(|| PoolConfig::new(1));
+        }
+        self
+    }
+
     /// A cluster of one site that nobody listens to: add pools, and start it.
     pub fn single(site: &str) -> Self {
         Self {
@@ -115,7 +190,13 @@ impl Config {
             http: None,
             socket: None,
             state_dir: None,
+            token_file: None,
             pools: BTreeMap::new(),
+            semaphores: BTreeMap::new(),
+            site_lease: SITE_LEASE,
+            etcd: Vec::new(),
+            durability: Durability::None,
+            numbers: BTreeMap::new(),
         }
     }
 
@@ -126,22 +207,20 @@ impl Config {
 
     /// A site's number.
     pub fn number_of(&self, site: &str) -> Option<SiteId> {
+        if !self.numbers.is_empty() {
+            return self.numbers.get(site).copied();
+        }
         let place = self.members.keys().position(|name| name == site)?;
         u16::try_from(place).ok().map(SiteId)
     }
 
-    /// A digest of what must be the same at all sites.
+    /// A digest of what must be the same at all sites. Pools and semaphores are not in it: the
+    /// cluster agrees on them itself.
     pub fn table(&self) -> u64 {
-        let names: Vec<&String> = self.members.keys().collect();
-        let pools: Vec<_> = self
-            .pools
-            .iter()
-            .map(|(name, pool)| {
-                let sharing = (pool.protocol.name(), &pool.arbitration);
-                (name, pool.units, &pool.names, sharing, pool.on_expiry.name())
-            })
-            .collect();
-        let text = format!("{names:?}{pools:?}");
+        // With etcd, sites come and go.
+        let fixed = self.etcd.is_empty();
+        let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
+        let text = format!("{names:?}{:?}", self.site_lease);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -161,8 +240,22 @@ impl Config {
 }
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 9] =
-    ["cluster", "site", "members", "listen", "http", "socket", "state_dir", "pools", "protocol"];
+const KEYS: [&str; 14] = [
+    "cluster",
+    "site",
+    "members",
+    "listen",
+    "http",
+    "socket",
+    "state_dir",
+    "token_file",
+    "pools",
+    "semaphores",
+    "protocol",
+    "site_lease",
+    "etcd",
+    "durability",
+];
 
 /// All that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -222,6 +315,7 @@ impl Reader<'_> {
         config.http = self.address(table, "http");
         config.socket = self.string(table, "socket").map(PathBuf::from);
         config.state_dir = self.string(table, "state_dir").map(PathBuf::from);
+        config.token_file = self.string(table, "token_file").map(PathBuf::from);
         let protocol = match self.string(table, "protocol").map(|name| protocol_named(&name)) {
             Some(Ok(kind)) => kind,
             Some(Err(text)) => {
@@ -231,8 +325,98 @@ impl Reader<'_> {
             None => default_protocol(),
         };
         self.members(table, &mut config);
+        self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
+        self.semaphores(table, &mut config);
         config
+    }
+
+    fn semaphores(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(semaphores) = self.table(table, "semaphores") else { return };
+        if semaphores.len() > MAX_SEMAPHORES {
+            let text = format!("more than {MAX_SEMAPHORES} semaphores");
+            self.wrong(span_of(table, "semaphores"), text);
+        }
+        for (name, value) in semaphores {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let mut semaphore = SemaphoreConfig::new(0);
+            let number = if let Some(table) = value.get_ref().as_table() {
+                let known = ["value", "protocol", "construction", "crashes", "arbiters"];
+                self.unknown_keys(table, &known, name.get_ref());
+                if let Some(name) = self.string(table, "protocol") {
+                    match semaphore_protocol_named(&name) {
+                        Ok(kind) => semaphore.protocol = kind,
+                        Err(text) => self.wrong(span_of(table, "protocol"), text),
+                    }
+                }
+                // Its turns are a pool of one unit.
+                let mut turns = PoolConfig { protocol: semaphore.protocol, ..PoolConfig::new(1) };
+                self.arbitration(table, config, &mut turns);
+                semaphore.arbitration = turns.arbitration;
+                table.get("value")
+            } else {
+                Some(value)
+            };
+            let integer = number.and_then(|number| number.get_ref().as_integer());
+            let parsed = integer.and_then(|n| u32::from_str_radix(n.as_str(), n.radix()).ok());
+            let Some(parsed) = parsed else {
+                let span = number.map_or_else(|| value.span(), Spanned::span);
+                let text = format!(
+                    "semaphore `{}`: its `value` is a number from 0 to {}",
+                    name.get_ref(),
+                    u32::MAX
+                );
+                self.wrong(span, text);
+                continue;
+            };
+            semaphore.value = parsed;
+            config.semaphores.insert(name.get_ref().to_string(), semaphore);
+        }
+    }
+
+    /// What happens when sites die.
+    fn failures(&mut self, table: &Table<'_>, config: &mut Config) {
+        if let Some(text) = self.string(table, "site_lease") {
+            match crate::duration::parse(&text) {
+                Ok(time) if (MIN_SITE_LEASE..=MAX_SITE_LEASE).contains(&time) => {
+                    config.site_lease = time;
+                }
+                Ok(_) => self.wrong(span_of(table, "site_lease"), "site_lease is from 1s to 10m"),
+                Err(text) => self.wrong(span_of(table, "site_lease"), text),
+            }
+        }
+        if let Some(name) = self.string(table, "durability") {
+            match name.as_str() {
+                "none" => config.durability = Durability::None,
+                "grant" => config.durability = Durability::Grant,
+                _ => {
+                    let text = format!("durability is none or grant, not `{name}`");
+                    self.wrong(span_of(table, "durability"), text);
+                }
+            }
+            if config.durability == Durability::Grant && config.state_dir.is_none() {
+                let text = "`state_dir` is missing: grants need a place on disk";
+                self.wrong(span_of(table, "durability"), text);
+            }
+        }
+        if let Some(value) = table.get("etcd") {
+            for endpoint in value.get_ref().as_array().into_iter().flatten() {
+                let text = endpoint.get_ref().as_str().unwrap_or_default();
+                match crate::client::Address::parse(text) {
+                    Ok(_) if text.starts_with("http://") => config.etcd.push(text.to_owned()),
+                    Ok(_) | Err(_) => {
+                        let text = "an etcd member is written \"http://host:port\"";
+                        self.wrong(endpoint.span(), text);
+                    }
+                }
+            }
+            if config.etcd.is_empty() {
+                let text = "write etcd = [\"http://host:2379\", …], or leave it out";
+                self.wrong(value.span(), text);
+            }
+        }
     }
 
     fn members(&mut self, table: &Table<'_>, config: &mut Config) {
@@ -280,7 +464,7 @@ impl Reader<'_> {
 
     fn pools(&mut self, table: &Table<'_>, protocol: Kind, config: &mut Config) {
         let Some(pools) = self.table(table, "pools") else {
-            if !table.contains_key("pools") {
+            if !table.contains_key("pools") && !table.contains_key("semaphores") {
                 self.wrong(0..0, "there are no pools; write [pools] and name = units");
             }
             return;
@@ -346,7 +530,7 @@ impl Reader<'_> {
         let keys = ["construction", "crashes", "arbiters"];
         let Some(first) = keys.into_iter().find(|key| table.contains_key(*key)) else { return };
         if !pool.protocol.profile().arbitrated {
-            let text = format!("`{first}` is for pools with protocol = \"quorum\"");
+            let text = format!("`{first}` is for protocol = \"quorum\" and \"sem-quorum\"");
             return self.wrong(span_of(table, first), text);
         }
         let mut said = Arbitration::default();
@@ -540,7 +724,32 @@ mod tests {
         for kind in Kind::ALL {
             if kind.profile().as_printed {
                 assert!(protocol_named(kind.name()).is_err());
+                assert!(semaphore_protocol_named(kind.name()).is_err());
             }
+        }
+    }
+
+    #[test]
+    fn semaphores_are_read_and_their_mistakes_reported() {
+        let text = |semaphores: &str| format!("http = \"127.0.0.1:1\"\n{semaphores}\n");
+        let config = Config::parse(&text(
+            "[semaphores]\nslots = 3\n[semaphores.items]\nvalue = 0\nprotocol = \"sem-quorum\"",
+        ));
+        let config = config.unwrap();
+        assert_eq!(config.semaphores["slots"], SemaphoreConfig::new(3));
+        assert_eq!(config.semaphores["items"].protocol, Kind::SemQuorum);
+        for (bad, hint) in [
+            ("[semaphores]\nx = -1", "line 3: semaphore `x`"),
+            ("[semaphores]\nx = 4294967296", "from 0 to 4294967295"),
+            ("[semaphores.x]\nprotocol = \"sem-token\"", "its `value`"),
+            ("[semaphores.x]\nvalue = 1\nprotocol = \"permission\"", "not for semaphores"),
+            ("[pools.x]\nunits = 1\nprotocol = \"sem-token\"", "not for pools"),
+            ("[semaphores.x]\nvalue = 1\nvalu = 2", "did you mean `value`?"),
+            ("[semaphores.x]\nvalue = 1\ncrashes = 1", "sem-quorum"),
+            ("[semaphores]\n\"a b\" = 1", "is no name"),
+        ] {
+            let mistakes = Config::parse(&text(bad)).unwrap_err().to_string();
+            assert!(mistakes.contains(hint), "{bad}: {mistakes}");
         }
     }
 

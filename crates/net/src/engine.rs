@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
+use kofm_core::epoch::Survey;
 use kofm_core::{
-    Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, Kind, PeerFault, Protocol,
-    Rejection, SiteId, Stamp, Unit, Visitor, step,
+    Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Head, Input, Kind, PeerFault,
+    PoolId, Protocol, Rejection, SiteId, Stamp, Unit, Visitor, step,
 };
 
 /// What enters an engine.
@@ -16,6 +17,7 @@ pub(crate) enum Move {
     Claim { claim: Stamp, demand: Demand },
     Release { claim: Stamp, part: Option<Demand> },
     Withdraw { claim: Stamp },
+    Add { demand: Demand },
     Deliver { from: SiteId, clock: Clock, message: Vec<u8> },
     Fire { timer: Vec<u8> },
 }
@@ -26,6 +28,7 @@ pub(crate) enum Outcome {
     Send { to: SiteId, clock: Clock, message: Vec<u8> },
     Grant { claim: Stamp, units: Vec<Unit> },
     Reject { claim: Stamp, reason: Rejection },
+    Revoke { claim: Stamp },
     Arm { timer: Vec<u8>, min: Duration, max: Duration },
     Disarm { timer: Vec<u8> },
 }
@@ -50,11 +53,46 @@ pub(crate) trait Engine: Send {
     fn next_stamp(&self, clock: Clock) -> Stamp;
     fn explain(&self, claim: Stamp) -> Vec<Blocker>;
     fn is_at_rest(&self) -> bool;
+    /// A timer that is due at once.
+    fn alarm(&self) -> Option<Vec<u8>>;
+    /// Where tokens are looked after: whether the last count found them right.
+    fn is_sound(&self) -> Option<bool>;
+    /// Puts garbage into its memory; only where [`heals`] holds.
+    fn scramble(&mut self, draw: &mut dyn FnMut() -> u64);
+    /// How much may be added to a semaphore.
+    fn room(&self, pool: PoolId) -> u64;
+    /// Whose turn it is at a semaphore, where it is a claim of this site.
+    fn head(&self, pool: PoolId) -> Option<Head>;
+    /// Named units that lie here unused; nothing where the protocol only counts.
+    fn idle_units(&self) -> Option<Vec<Unit>>;
+    /// All members have installed the epoch that it was resumed for.
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>);
 }
 
 /// The engine for a protocol; `None` where it must not run in a site.
-pub(crate) fn start(kind: Kind, me: SiteId, cluster: &Cluster) -> Option<Box<dyn Engine>> {
-    runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster }))
+pub(crate) fn start(
+    kind: Kind,
+    me: SiteId,
+    cluster: &Cluster,
+    reborn: bool,
+) -> Option<Box<dyn Engine>> {
+    runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster, reborn }))
+}
+
+/// Whether it heals by itself from anything: lost messages and peers without memory are faults like
+/// others to it.
+pub(crate) fn heals(kind: Kind) -> bool {
+    kind.profile().survives.contains(&"arbitrary-start")
+}
+
+/// The engine for a protocol as an epoch begins.
+pub(crate) fn resume(
+    kind: Kind,
+    me: SiteId,
+    cluster: &Cluster,
+    survey: &Survey,
+) -> Option<Box<dyn Engine>> {
+    runs_in_a_site(kind).then(|| kind.visit(Resume { me, cluster, survey }))
 }
 
 /// Whether sites run it: published listings with their faults do not.
@@ -66,13 +104,31 @@ pub(crate) fn runs_in_a_site(kind: Kind) -> bool {
 struct Start<'a> {
     me: SiteId,
     cluster: &'a Cluster,
+    /// The site has lived before.
+    reborn: bool,
 }
 
 impl Visitor for Start<'_> {
     type Output = Box<dyn Engine>;
 
     fn visit<P: Protocol>(self) -> Box<dyn Engine> {
-        let protocol = P::new(self.me, self.cluster);
+        let make = if self.reborn { P::reborn } else { P::new };
+        let protocol = make(self.me, self.cluster);
+        Box::new(Running::<P> { protocol, effects: Effects::default() })
+    }
+}
+
+struct Resume<'a> {
+    me: SiteId,
+    cluster: &'a Cluster,
+    survey: &'a Survey,
+}
+
+impl Visitor for Resume<'_> {
+    type Output = Box<dyn Engine>;
+
+    fn visit<P: Protocol>(self) -> Box<dyn Engine> {
+        let protocol = P::resume(self.me, self.cluster, self.survey);
         Box::new(Running::<P> { protocol, effects: Effects::default() })
     }
 }
@@ -94,6 +150,7 @@ impl<P: Protocol> Engine for Running<P> {
             Move::Claim { claim, demand } => Input::Claim { claim, demand },
             Move::Release { claim, part } => Input::Release { claim, part },
             Move::Withdraw { claim } => Input::Withdraw { claim },
+            Move::Add { demand } => Input::Add { demand },
             Move::Deliver { from, clock, message } => {
                 let message = decode(&message)?;
                 Input::Deliver { from, clock, message }
@@ -116,6 +173,37 @@ impl<P: Protocol> Engine for Running<P> {
     fn is_at_rest(&self) -> bool {
         self.protocol.is_at_rest()
     }
+
+    fn alarm(&self) -> Option<Vec<u8>> {
+        self.protocol.alarm().map(|timer| encode(&timer))
+    }
+
+    fn is_sound(&self) -> Option<bool> {
+        self.protocol.is_sound()
+    }
+
+    fn scramble(&mut self, draw: &mut dyn FnMut() -> u64) {
+        self.protocol.scramble(draw);
+    }
+
+    fn room(&self, pool: PoolId) -> u64 {
+        self.protocol.room(pool)
+    }
+
+    fn head(&self, pool: PoolId) -> Option<Head> {
+        self.protocol.head(pool)
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        self.protocol.idle_units()
+    }
+
+    fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>) {
+        let mut effects = Effects::at(*clock);
+        self.protocol.on_resume(survey, &mut effects);
+        clock.merge(effects.clock());
+        out.extend(effects.drain().map(erase));
+    }
 }
 
 fn erase<M: serde::Serialize, T: serde::Serialize>(effect: Effect<M, T>) -> Outcome {
@@ -126,6 +214,7 @@ fn erase<M: serde::Serialize, T: serde::Serialize>(effect: Effect<M, T>) -> Outc
         // The lease's fence is taken later, when its units have names: see the site.
         Effect::Grant { claim, fence: _, units } => Outcome::Grant { claim, units },
         Effect::Reject { claim, reason } => Outcome::Reject { claim, reason },
+        Effect::Revoke { claim } => Outcome::Revoke { claim },
         Effect::Arm { timer, min, max } => Outcome::Arm { timer: encode(&timer), min, max },
         Effect::Disarm { timer } => Outcome::Disarm { timer: encode(&timer) },
     }

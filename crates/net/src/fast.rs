@@ -122,7 +122,12 @@ impl FastAnswer {
                 | Answer::Queue(_)
                 | Answer::Usage(_)
                 | Answer::Ahead { .. }
-                | Answer::History(_),
+                | Answer::History(_)
+                | Answer::Taken(_)
+                | Answer::Semaphores(_)
+                | Answer::Gangs(_)
+                | Answer::Joined(_)
+                | Answer::Events { .. },
             ) => Self::Done,
             Err(error) => Self::Error { code: error.error, message: error.message },
         }

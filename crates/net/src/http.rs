@@ -13,27 +13,32 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Path as UrlPath, Query, State as Shared};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, State as Shared};
 use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
+use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
-use tokio_stream::{Stream, StreamExt, StreamMap};
+use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, warn};
 
-use crate::api::{Code, Error, PutPool, State, Submit};
+use crate::access::Access;
+use crate::api::{AddSpec, Code, Error, PutPool, PutSemaphore, State, Submit, TakeSpec};
 use crate::duration;
 use crate::site::Site;
 
@@ -54,8 +59,8 @@ struct App {
     listeners: Arc<AtomicUsize>,
 }
 
-/// All paths of the API.
-pub fn router(site: Site) -> Router {
+/// All paths of the API. Health, metrics, the page and its document are for everybody.
+pub fn router(site: Site, access: Access) -> Router {
     let app = App { site, listeners: Arc::default() };
     Router::new()
         .route("/v1/requests", post(submit))
@@ -65,20 +70,24 @@ pub fn router(site: Site) -> Router {
         .route("/v1/leases/{id}/renew", post(renew))
         .route("/v1/queue", get(queue))
         .route("/v1/members", get(members))
+        .route("/v1/members/{name}", delete(remove_member))
         .route("/v1/history", get(history))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
-        .route("/v1/semaphores", get(not_here))
-        .route("/v1/semaphores/{name}", put(not_here).get(not_here).delete(not_here))
-        .route("/v1/semaphores/{name}/p", post(not_here))
-        .route("/v1/semaphores/{name}/v", post(not_here))
-        .route("/v1/gangs", get(not_here))
-        .route("/v1/gangs/{name}", put(not_here).get(not_here).delete(not_here))
-        .route("/v1/gangs/{name}/start", post(not_here))
+        .route("/v1/semaphores", get(semaphores))
+        .route("/v1/semaphores/{name}", get(semaphore).put(put_semaphore).delete(remove_semaphore))
+        .route("/v1/semaphores/{name}/p", post(take))
+        .route("/v1/semaphores/{name}/v", post(add))
+        .route("/v1/pools/{name}/scramble", post(scramble))
+        .route("/v1/gangs", get(gangs))
+        .route("/v1/gangs/{name}", put(put_gang).get(gang).delete(remove_gang))
+        .route("/v1/gangs/{name}/start", post(start_gang))
+        .route("/v1/gangs/{name}/join", post(join_gang))
         .route("/v1/events", get(events))
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
+        .route_layer(from_fn_with_state(access, guard))
         .route("/metrics", get(metrics))
         .route("/healthz", get(livez))
         .route("/livez", get(livez))
@@ -91,12 +100,21 @@ pub fn router(site: Site) -> Router {
         .with_state(app)
 }
 
+async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next: Next) -> Response {
+    if access.allows(request.headers()) {
+        return next.run(request).await;
+    }
+    let text = "this site wants a token: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
+    ApiError(Error::new(Code::Forbidden, text)).into_response()
+}
+
 /// Answers clients on a TCP port until the listener fails.
-pub async fn serve(site: Site, listener: TcpListener) {
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+pub async fn serve(site: Site, listener: TcpListener, access: Access) {
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                keep_alive(&stream);
                 if stream.set_nodelay(true).is_ok() {
                     answer(stream, &router, &slots);
                 }
@@ -107,7 +125,7 @@ pub async fn serve(site: Site, listener: TcpListener) {
 }
 
 /// Answers clients on a Unix socket.
-pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
+pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
     // A socket that a dead process left behind would be in the way.
     if std::os::unix::net::UnixStream::connect(path).is_err() {
         let removed = std::fs::remove_file(path);
@@ -116,12 +134,23 @@ pub async fn serve_unix(site: Site, path: &Path) -> io::Result<()> {
         })?;
     }
     let listener = UnixListener::bind(path)?;
-    let (router, slots) = (router(site), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => answer(stream, &router, &slots),
             Err(error) => cannot_accept(&error).await,
         }
+    }
+}
+
+/// A client that waits says nothing: without probes, one whose machine died would wait for ever.
+fn keep_alive(stream: &TcpStream) {
+    let probes = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
+    if let Err(error) = probes {
+        debug!(%error, "no probes on a connection");
     }
 }
 
@@ -178,8 +207,12 @@ impl IntoResponse for ApiError {
 
 const fn status_of(code: Code) -> StatusCode {
     match code {
-        Code::UnknownPool | Code::UnknownRequest | Code::NotFound => StatusCode::NOT_FOUND,
-        Code::Infeasible | Code::Busy | Code::InUse => StatusCode::CONFLICT,
+        Code::UnknownPool
+        | Code::UnknownSemaphore
+        | Code::UnknownGang
+        | Code::UnknownRequest
+        | Code::NotFound => StatusCode::NOT_FOUND,
+        Code::Infeasible | Code::Busy | Code::Timeout | Code::InUse => StatusCode::CONFLICT,
         Code::Malformed => StatusCode::UNPROCESSABLE_ENTITY,
         Code::Gone => StatusCode::GONE,
         Code::Forbidden => StatusCode::FORBIDDEN,
@@ -221,7 +254,35 @@ async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiE
         Ok(Err(_)) => return Err(malformed(format!("the body is longer than {MAX_BODY} bytes"))),
         Err(_) => return Err(malformed("the body did not come in time".into())),
     };
+    // Where everything has a default, nothing need be said.
+    let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
     serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
+}
+
+/// What stands after `?`; a mistake in it gets an answer in JSON.
+struct Asked<T>(T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        let query = Query::try_from_uri(&parts.uri);
+        let malformed = |error: QueryRejection| Error::new(Code::Malformed, error.body_text());
+        query.map(|Query(query)| Self(query)).map_err(|error| malformed(error).into())
+    }
+}
+
+/// The name in a path; a mistake in it gets an answer in JSON.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let name = UrlPath::from_request_parts(parts, state).await;
+        let malformed = |error: PathRejection| Error::new(Code::Malformed, error.body_text());
+        name.map(|UrlPath(name)| Self(name)).map_err(|error| malformed(error).into())
+    }
 }
 
 async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
@@ -243,25 +304,37 @@ struct WatchQuery {
 
 async fn watch(
     Shared(app): Shared<App>,
-    UrlPath(id): UrlPath<String>,
-    Query(query): Query<WatchQuery>,
+    Named(id): Named,
+    Asked(query): Asked<WatchQuery>,
 ) -> Answer {
     let wait = query.wait.as_deref().map(duration::parse).transpose();
     let wait = wait.map_err(|text| Error::new(Code::Malformed, text))?;
     ok(&app.site.watch(&id, wait.unwrap_or_default()).await?)
 }
 
-async fn cancel(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn cancel(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.cancel(&id).await?)
 }
 
-async fn renew(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn renew(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.renew(&id).await?)
 }
 
-async fn release(Shared(app): Shared<App>, UrlPath(id): UrlPath<String>) -> Answer {
+async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     app.site.release(&id).await?;
     ok(&json!({"id": id, "state": "released"}))
+}
+
+/// Garbles the memory of a pool's protocol at this site. For tests: there is no such path unless
+/// the
+/// site was started with `KOFM_TEST_FAULTS` in its environment.
+async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    if std::env::var_os("KOFM_TEST_FAULTS").is_none() {
+        let text = "this is for tests, and this site was not started for tests";
+        return Err(Error::new(Code::Unsupported, text).into());
+    }
+    app.site.scramble(&name).await?;
+    ok(&json!({"pool": name, "state": "corrupted"}))
 }
 
 #[derive(Deserialize)]
@@ -270,7 +343,7 @@ struct PoolQuery {
     limit: Option<usize>,
 }
 
-async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
@@ -278,7 +351,7 @@ async fn leases(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Ans
     listed((list, missing))
 }
 
-async fn queue(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
@@ -290,7 +363,12 @@ async fn members(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.members())
 }
 
-async fn history(Shared(app): Shared<App>, Query(query): Query<PoolQuery>) -> Answer {
+async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_member(&name).await?;
+    ok(&json!({"site": name, "state": "removed"}))
+}
+
+async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
     let (mut list, missing) = app.site.history(query.limit.unwrap_or(1000)).await?;
     if let Some(pool) = query.pool {
         list.retain(|happening| happening.want.contains_key(&pool));
@@ -302,7 +380,7 @@ async fn pools(Shared(app): Shared<App>) -> Answer {
     listed(app.site.pools().await?)
 }
 
-async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     let (list, _) = app.site.pools().await?;
     let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
         let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
@@ -313,21 +391,96 @@ async fn pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answe
 
 async fn put_pool(
     Shared(app): Shared<App>,
-    UrlPath(name): UrlPath<String>,
+    Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
     let spec: PutPool = body(request).await?;
     app.site.put_pool(&name, spec).await?;
-    pool(Shared(app), UrlPath(name)).await
+    pool(Shared(app), Named(name)).await
 }
 
-async fn remove_pool(Shared(app): Shared<App>, UrlPath(name): UrlPath<String>) -> Answer {
+async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_pool(&name).await?;
     ok(&json!({"name": name, "state": "removed"}))
 }
 
-async fn not_here() -> Answer {
-    Err(Error::new(Code::Unsupported, "semaphores and gangs are not in this build").into())
+async fn semaphores(Shared(app): Shared<App>) -> Answer {
+    listed(app.site.semaphores().await?)
+}
+
+async fn semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    ok(&app.site.semaphore(&name).await?)
+}
+
+async fn put_semaphore(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let spec: PutSemaphore = body(request).await?;
+    app.site.put_semaphore(&name, spec).await?;
+    semaphore(Shared(app), Named(name)).await
+}
+
+async fn remove_semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_semaphore(&name).await?;
+    ok(&json!({"name": name, "state": "removed"}))
+}
+
+/// P: the answer comes when the units are taken. A client that hangs up before has taken nothing.
+async fn take(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
+    let spec: TakeSpec = body(request).await?;
+    ok(&app.site.p(&name, spec).await?)
+}
+
+async fn add(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
+    let spec: AddSpec = body(request).await?;
+    app.site.v(&name, spec.m).await?;
+    ok(&json!({"name": name, "m": spec.m, "state": "added"}))
+}
+
+async fn gangs(Shared(app): Shared<App>) -> Answer {
+    listed(app.site.gangs().await?)
+}
+
+async fn gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    ok(&app.site.gang(&name).await?)
+}
+
+async fn put_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    app.site.put_gang(&name, body(request).await?).await?;
+    ok(&app.site.gang(&name).await?)
+}
+
+async fn remove_gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    app.site.remove_gang(&name).await?;
+    ok(&json!({"name": name, "state": "removed"}))
+}
+
+async fn start_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let started = app.site.start_gang(&name, body(request).await?).await?;
+    let queued = started.request.state == State::Queued;
+    let status = if queued { StatusCode::ACCEPTED } else { StatusCode::OK };
+    Ok((status, json_body(&started)).into_response())
+}
+
+async fn join_gang(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let joined = app.site.join_gang(&name, body(request).await?).await?;
+    let waits = joined.state == "queued" || joined.state == "gathering";
+    let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
+    Ok((status, json_body(&joined)).into_response())
 }
 
 async fn no_path(uri: Uri) -> Answer {
@@ -340,9 +493,9 @@ async fn no_method(method: Method, uri: Uri) -> Answer {
 }
 
 /// Counts a listener while it listens.
-struct Listening(Arc<AtomicUsize>);
+struct Counted(Arc<AtomicUsize>);
 
-impl Drop for Listening {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -350,26 +503,24 @@ impl Drop for Listening {
 
 async fn events(Shared(app): Shared<App>) -> Answer {
     let count = app.listeners.fetch_add(1, Ordering::Relaxed);
-    let listening = Listening(app.listeners);
+    let counted = Counted(app.listeners);
     if count >= MAX_LISTENERS {
         let text = format!("{MAX_LISTENERS} clients listen to events; try again later");
         return Err(Error::new(Code::TooMany, text).into());
     }
-    let mut streams = StreamMap::new();
-    for (number, events) in app.site.all_events().into_iter().enumerate() {
-        streams.insert(number, BroadcastStream::new(events));
-    }
+    let events = app.site.all_events().await;
     let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-    Ok(Sse::new(event_stream(streams, listening)).keep_alive(keep_alive).into_response())
+    Ok(Sse::new(event_stream(events, counted)).keep_alive(keep_alive).into_response())
 }
 
 fn event_stream(
-    streams: StreamMap<usize, BroadcastStream<Arc<crate::api::Happening>>>,
-    listening: Listening,
+    events: crate::site::Listening,
+    counted: Counted,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
-    streams.map(move |(_, happening)| {
-        // The stream owns its place in the count.
-        let _counted = &listening;
+    let (here, elsewhere) = (BroadcastStream::new(events.here), events.elsewhere);
+    here.merge(BroadcastStream::new(elsewhere)).map(move |happening| {
+        // The stream owns its place in the count, and keeps the other sites reporting.
+        let _owned = (&counted, &events.followed);
         Ok(match happening {
             Ok(happening) => Event::default()
                 .event(happening.event.clone())
@@ -414,7 +565,7 @@ async fn livez(Shared(app): Shared<App>) -> Answer {
 /// This site can serve. Peers that are away are named but are no reason to send clients elsewhere.
 async fn readyz(Shared(app): Shared<App>) -> Answer {
     let troubles = app.site.troubles();
-    let ready = !troubles.iter().any(|it| it == "draining" || it.contains("without memory"));
+    let ready = app.site.may_grant();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let text = if troubles.is_empty() { "ok".to_owned() } else { troubles.join("\n") };
     Ok((status, text + "\n").into_response())

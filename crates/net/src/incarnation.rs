@@ -5,13 +5,15 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
 /// The directory where a site keeps its incarnation, locked while the site lives.
 #[derive(Debug)]
 pub struct StateDir {
-    incarnation: u64,
+    dir: PathBuf,
+    incarnation: AtomicU64,
     /// Held open for its lock: two sites with one identity would answer for each other.
     _lock: File,
 }
@@ -58,20 +60,38 @@ impl StateDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             Err(error) => return Err(io(&path)(error)),
         };
-        let incarnation = last + 1;
-        let fresh = dir.join("incarnation.new");
+        let state = Self { dir: dir.to_owned(), incarnation: AtomicU64::new(last), _lock: lock };
+        state.next()?;
+        Ok(state)
+    }
+
+    /// Begins another life, durably, and says its number.
+    pub fn next(&self) -> Result<u64, IdentityError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |source| IdentityError::Io { path, source }
+        };
+        let dir = &self.dir;
+        let (path, fresh) = (dir.join("incarnation"), dir.join("incarnation.new"));
+        let incarnation = self.incarnation.load(Ordering::SeqCst) + 1;
         let mut file = File::create(&fresh).map_err(io(&fresh))?;
         writeln!(file, "{incarnation}").map_err(io(&fresh))?;
         file.sync_all().map_err(io(&fresh))?;
         fs::rename(&fresh, &path).map_err(io(&path))?;
         // The rename itself has to survive, too.
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(io(dir))?;
-        Ok(Self { incarnation, _lock: lock })
+        self.incarnation.store(incarnation, Ordering::SeqCst);
+        Ok(incarnation)
     }
 
     /// The number of this life.
-    pub const fn incarnation(&self) -> u64 {
-        self.incarnation
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::SeqCst)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.dir
     }
 }
 
@@ -90,9 +110,16 @@ mod tests {
         assert_eq!(first.incarnation(), 1);
         assert!(matches!(StateDir::open(&dir), Err(IdentityError::InUse(_))));
         drop(first);
-        assert_eq!(StateDir::open(&dir).unwrap().incarnation(), 2);
+        // A test beside this one may start a process, which has the lock until it is under way.
+        let open = || loop {
+            match StateDir::open(&dir) {
+                Err(IdentityError::InUse(_)) => std::thread::yield_now(),
+                opened => return opened,
+            }
+        };
+        assert_eq!(open().unwrap().incarnation(), 2);
         fs::write(dir.join("incarnation"), "garbage").unwrap();
-        assert!(matches!(StateDir::open(&dir), Err(IdentityError::Damaged(_))));
+        assert!(matches!(open(), Err(IdentityError::Damaged(_))));
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! One task owns the protocols; around it tasks only move frames and calls through bounded queues.
 
+mod access;
 pub mod api;
 mod boottime;
 pub mod client;
@@ -20,11 +21,14 @@ pub mod http;
 mod incarnation;
 mod link;
 mod names;
+mod plan;
 mod random;
 pub mod session;
 mod site;
+mod store;
 pub mod wire;
 
+pub use access::Access;
 pub use boottime::Moment;
 pub use fast::{FastClient, FastLease};
 pub use incarnation::{IdentityError, StateDir};

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -18,16 +19,14 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Session};
-use crate::wire::{Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError};
+use crate::wire::{
+    Call, Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError,
+};
 
-/// At least one frame per this time goes each way.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A connection without a frame for this long is dead, whatever TCP says.
-const SILENCE: Duration = Duration::from_secs(5);
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
 const GREETING: Duration = Duration::from_secs(5);
@@ -35,6 +34,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// Greetings in progress at once; more are turned away.
 const GREETINGS: usize = 64;
+/// Connections for questions outside the sessions, and how long one may be silent.
+const CALLERS: usize = 1024;
+const CALL_SILENCE: Duration = Duration::from_mins(1);
 /// What a writer takes out of the session at once.
 const BATCH: usize = 256 << 10;
 
@@ -42,13 +44,15 @@ const BATCH: usize = 256 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Payload {
     /// A protocol speaks.
-    Protocol { engine: u16, clock: Clock, message: Vec<u8> },
+    Protocol { epoch: u64, engine: u16, clock: Clock, message: Vec<u8> },
     /// Numbers of anonymous units move.
-    Names { engine: u16, clock: Clock, message: Vec<u8> },
+    Names { epoch: u64, engine: u16, clock: Clock, message: Vec<u8> },
     /// A site asks, on behalf of a client.
     Ask { number: u64, body: Vec<u8> },
     /// And is answered.
     Answer { number: u64, body: Vec<u8> },
+    /// The epoch changes.
+    Change { message: Vec<u8> },
 }
 
 /// What links tell the site.
@@ -61,7 +65,7 @@ pub(crate) enum Event {
     /// It is gone; the session waits for the next one.
     Down(SiteId),
     /// `PeerReset`: the session is over. The peer has forgotten what it promised, or this site
-    /// could not keep what it owed. The epoch change belongs where this arrives.
+    /// could not keep what it owed. An epoch change follows.
     PeerReset { peer: SiteId, why: Broken },
 }
 
@@ -69,16 +73,30 @@ pub(crate) enum Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub cluster: String,
+    pub name: String,
     pub me: SiteId,
     pub incarnation: u64,
     pub table: u64,
+    /// A connection without a frame for this long is dead, whatever TCP says; a fifth of it is the
+    /// longest that a site is silent.
+    pub silence: Duration,
+}
+
+/// Who answers questions that come outside the sessions.
+pub(crate) trait Answers: Send + Sync + std::fmt::Debug {
+    /// The answer, when it is there.
+    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>>;
 }
 
 /// All links of a site.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     identity: Identity,
-    links: BTreeMap<SiteId, Link>,
+    /// The life that this site is in; a site that was given up starts another.
+    incarnation: AtomicU64,
+    answers: Option<Arc<dyn Answers>>,
+    callers: Arc<Semaphore>,
+    links: RwLock<BTreeMap<SiteId, Arc<Link>>>,
     events: mpsc::Sender<Event>,
     stop: watch::Sender<bool>,
     /// Links that stand.
@@ -103,7 +121,8 @@ struct Link {
 #[derive(Debug)]
 struct State {
     session: Session,
-    up: bool,
+    /// The connection that stands.
+    up: Option<u64>,
     /// Why the session is over, if it is.
     broken: Option<Broken>,
     /// What was last wrong with the connection.
@@ -135,27 +154,65 @@ impl Mesh {
         identity: Identity,
         peers: BTreeMap<SiteId, String>,
         listener: Option<TcpListener>,
+        answers: Option<Arc<dyn Answers>>,
     ) -> (Arc<Self>, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(256);
-        let links = peers.into_iter().map(|(peer, address)| (peer, Link::new(peer, address)));
-        let stop = watch::Sender::new(false);
-        let standing = watch::Sender::new(0);
-        let mesh = Arc::new(Self { identity, links: links.collect(), events, stop, standing });
+        let mesh = Arc::new(Self {
+            incarnation: AtomicU64::new(identity.incarnation),
+            identity,
+            answers,
+            callers: Arc::new(Semaphore::new(CALLERS)),
+            links: RwLock::default(),
+            events,
+            stop: watch::Sender::new(false),
+            standing: watch::Sender::new(0),
+        });
+        for (peer, address) in peers {
+            mesh.reach(peer, address);
+        }
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
         }
-        for &peer in mesh.links.keys() {
-            if mesh.identity.me < peer {
-                tokio::spawn(Arc::clone(&mesh).dial(peer));
-            }
-        }
         (mesh, receiver)
+    }
+
+    /// Makes a link to a site, unless there is one.
+    pub(crate) fn reach(self: &Arc<Self>, peer: SiteId, address: String) {
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        if links.contains_key(&peer) || peer == self.identity.me {
+            return;
+        }
+        links.insert(peer, Arc::new(Link::new(peer, address)));
+        if self.identity.me < peer {
+            tokio::spawn(Arc::clone(self).dial(peer));
+        }
+    }
+
+    fn link(&self, peer: SiteId) -> Option<Arc<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner).get(&peer).cloned()
+    }
+
+    fn all_links(&self) -> Vec<Arc<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// This site goes on as somebody else: with every peer it starts from nothing.
+    pub(crate) fn reborn(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::SeqCst);
+        for link in self.all_links() {
+            link.restart();
+        }
+        self.count_standing();
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::SeqCst)
     }
 
     /// Queues a message for `to`. Never waits. Where it cannot be kept, the session is over and
     /// the site is told.
     pub(crate) fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken> {
-        let Some(link) = self.links.get(&to) else { return Ok(()) };
+        let Some(link) = self.link(to) else { return Ok(()) };
         let body = postcard::to_stdvec(payload).expect("payloads have an encoding");
         let mut state = link.lock();
         if state.broken.is_some() {
@@ -177,12 +234,12 @@ impl Mesh {
 
     /// Whether messages to `peer` go out now.
     pub(crate) fn is_up(&self, peer: SiteId) -> bool {
-        self.links.get(&peer).is_some_and(|link| link.lock().up)
+        self.link(peer).is_some_and(|link| link.is_up())
     }
 
     /// All links, for people.
     pub(crate) fn info(&self) -> Vec<LinkInfo> {
-        self.links.values().map(Link::info).collect()
+        self.all_links().iter().map(|link| link.info()).collect()
     }
 
     /// Ends all tasks, after a goodbye to the peers.
@@ -192,12 +249,12 @@ impl Mesh {
 
     /// Waits until all peers are connected.
     pub(crate) async fn connected(&self) {
-        let all = self.links.len();
+        let all = self.all_links().len();
         self.standing.subscribe().wait_for(|&standing| standing == all).await.ok();
     }
 
     fn count_standing(&self) {
-        let standing = self.links.values().filter(|link| link.lock().up).count();
+        let standing = self.all_links().iter().filter(|link| link.is_up()).count();
         self.standing.send_replace(standing);
     }
 
@@ -230,7 +287,8 @@ impl Mesh {
                 let greeted = timeout(GREETING, mesh.accept(stream)).await;
                 drop(permit);
                 match greeted {
-                    Ok(Ok((peer, connection))) => mesh.run(peer, connection).await,
+                    Ok(Ok(Greeted::Peer(peer, connection))) => mesh.run(peer, connection).await,
+                    Ok(Ok(Greeted::Caller(connection))) => mesh.serve_caller(connection).await,
                     Ok(Err(error)) => warn!(%from, %error, "greeting"),
                     Err(_) => warn!(%from, "no greeting in time"),
                 }
@@ -239,11 +297,11 @@ impl Mesh {
     }
 
     async fn dial(self: Arc<Self>, peer: SiteId) {
-        let link = &self.links[&peer];
+        let Some(link) = self.link(peer) else { return };
         let mut backoff = BACKOFF_MIN;
         loop {
             let greeted = tokio::select! {
-                greeted = timeout(GREETING, self.connect(link)) => greeted,
+                greeted = timeout(GREETING, self.connect(&link)) => greeted,
                 () = self.stopped() => return,
             };
             match greeted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) {
@@ -253,7 +311,7 @@ impl Mesh {
                 }
                 Err(error) => link.note(&error.to_string()),
             }
-            if *self.stop.borrow() || link.lock().broken.is_some() {
+            if *self.stop.borrow() {
                 return;
             }
             tokio::select! {
@@ -281,7 +339,7 @@ impl Mesh {
             connection.send(&Frame::Refuse(refuse.clone())).await?;
             return Err(LinkError::Refuses(refuse.text));
         }
-        self.bind(link, &hello)?;
+        connection.number = self.bind(link, &hello)?;
         connection.send(&Frame::Welcome).await?;
         match connection.greeting().await? {
             Frame::Welcome => Ok(connection),
@@ -291,25 +349,25 @@ impl Mesh {
     }
 
     /// The greeting, as the one who is dialled.
-    async fn accept(&self, stream: TcpStream) -> Result<(SiteId, Connection), LinkError> {
+    async fn accept(&self, stream: TcpStream) -> Result<Greeted, LinkError> {
         let mut connection = Connection::new(stream)?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
+            Frame::Call(call) => return self.accept_caller(connection, &call).await,
             frame => return Err(LinkError::unexpected(&frame)),
         };
-        let Some(link) = self.links.get(&hello.from).filter(|link| link.peer < self.identity.me)
-        else {
+        let Some(link) = self.link(hello.from).filter(|link| link.peer < self.identity.me) else {
             let text = format!("site {} does not dial this one", hello.from.0);
             let refuse = Refuse { code: RefuseCode::Address, text };
             connection.send(&Frame::Refuse(refuse)).await?;
             return Err(LinkError::WrongPeer(hello.from));
         };
-        if let Err(refuse) = self.check(link, &hello) {
+        if let Err(refuse) = self.check(&link, &hello) {
             connection.send(&Frame::Refuse(refuse.clone())).await?;
             link.note(&refuse.text);
             return Err(LinkError::Refuses(refuse.text));
         }
-        connection.send(&Frame::Hello(self.hello(link))).await?;
+        connection.send(&Frame::Hello(self.hello(&link))).await?;
         match connection.greeting().await? {
             Frame::Welcome => {}
             Frame::Refuse(refuse) => {
@@ -318,9 +376,42 @@ impl Mesh {
             }
             frame => return Err(LinkError::unexpected(&frame)),
         }
-        self.bind(link, &hello)?;
+        connection.number = self.bind(&link, &hello)?;
         connection.send(&Frame::Welcome).await?;
-        Ok((link.peer, connection))
+        Ok(Greeted::Peer(link.peer, connection))
+    }
+
+    async fn accept_caller(
+        &self,
+        mut connection: Connection,
+        call: &Call,
+    ) -> Result<Greeted, LinkError> {
+        let meant = call.cluster == self.identity.cluster && call.to == self.identity.name;
+        if meant && self.answers.is_some() {
+            connection.send(&Frame::Welcome).await?;
+            return Ok(Greeted::Caller(connection));
+        }
+        let text = format!("this is {} of cluster {}", self.identity.name, self.identity.cluster);
+        let refuse = Refuse { code: RefuseCode::Address, text };
+        connection.send(&Frame::Refuse(refuse.clone())).await?;
+        Err(LinkError::Refuses(refuse.text))
+    }
+
+    /// Answers questions, one after the other, until the caller goes away.
+    async fn serve_caller(&self, mut connection: Connection) {
+        let Some(answers) = &self.answers else { return };
+        let Ok(_slot) = self.callers.try_acquire() else { return };
+        loop {
+            let note = tokio::select! {
+                note = timeout(CALL_SILENCE, connection.note()) => note,
+                () = self.stopped() => return,
+            };
+            let Ok(Ok(question)) = note else { return };
+            let answer = Frame::Note(Bytes::from(answers.answer(question).await));
+            if connection.send(&answer).await.is_err() {
+                return;
+            }
+        }
     }
 
     fn hello(&self, link: &Link) -> Hello {
@@ -331,7 +422,7 @@ impl Mesh {
             cluster: self.identity.cluster.clone(),
             from: self.identity.me,
             to: link.peer,
-            incarnation: self.identity.incarnation,
+            incarnation: self.incarnation(),
             known: state.session.peer().unwrap_or(0),
             received: state.session.received(),
             table: self.identity.table,
@@ -353,15 +444,21 @@ impl Mesh {
                         make them the same";
             return refuse(RefuseCode::Table, text.to_owned());
         }
-        if hello.known != 0 && hello.known != self.identity.incarnation {
-            // The peer remembers an earlier life of this site. It will say so when it has read
-            // this one's greeting; nothing is wrong with the session on this side.
-            return Ok(());
+        // A peer that comes back without memory starts from nothing, and the site is told. One that
+        // comes from the past is not talked to.
+        let old = link.lock().session.peer();
+        if let Some(old) = old.filter(|&old| old != hello.incarnation) {
+            let why = Broken::Reset { old, new: hello.incarnation };
+            if old > hello.incarnation {
+                return refuse(RefuseCode::Reset, why.to_string());
+            }
+            link.restart();
+            self.tell_reset(link, why);
         }
+        let expects = self.expects(hello);
         let (broken, fits) = {
             let state = link.lock();
-            let fits = state.session.fits(hello.incarnation, hello.received);
-            (state.broken, fits)
+            (state.broken, state.session.fits(hello.incarnation, expects))
         };
         if let Some(why) = broken {
             let text = format!("site {} does not go on with this peer: {why}", self.identity.me.0);
@@ -375,10 +472,20 @@ impl Mesh {
         Ok(())
     }
 
-    fn bind(&self, link: &Link, hello: &Hello) -> Result<(), LinkError> {
-        let resumed = link.lock().session.resume(hello.incarnation, hello.received);
+    /// What the peer expects of this life: of another, it has only heard of.
+    fn expects(&self, hello: &Hello) -> u64 {
+        if hello.known == self.incarnation() { hello.received } else { 0 }
+    }
+
+    /// Binds the session to a new connection, and says its number: older ones have lost their say.
+    fn bind(&self, link: &Link, hello: &Hello) -> Result<u64, LinkError> {
+        let expects = self.expects(hello);
+        let mut state = link.lock();
+        let number = link.next_connection();
+        let resumed = state.session.resume(hello.incarnation, expects);
+        drop(state);
         resumed.inspect_err(|&why| self.reset(link, why))?;
-        Ok(())
+        Ok(number)
     }
 
     /// The session is over: said once, to the one place that can do something about it.
@@ -387,40 +494,43 @@ impl Mesh {
         link.end(why);
         self.count_standing();
         if first {
-            let (events, peer) = (self.events.clone(), link.peer);
-            error!(peer = peer.0, %why, "does not go on with this peer");
-            // The site may be busy; a task of its own waits for it.
-            tokio::spawn(async move { events.send(Event::PeerReset { peer, why }).await.is_ok() });
+            self.tell_reset(link, why);
         }
+    }
+
+    fn tell_reset(&self, link: &Link, why: Broken) {
+        let (events, peer) = (self.events.clone(), link.peer);
+        warn!(peer = peer.0, %why, "the session is over");
+        // The site may be busy; a task of its own waits for it.
+        tokio::spawn(async move { events.send(Event::PeerReset { peer, why }).await.is_ok() });
     }
 
     /// Moves frames until the connection ends.
     async fn run(&self, peer: SiteId, connection: Connection) {
-        let link = &self.links[&peer];
-        let mut number = 0;
-        link.newest.send_modify(|newest| {
-            *newest += 1;
-            number = *newest;
-        });
+        let Some(link) = self.link(peer) else { return };
+        let link = &link;
+        let number = connection.number;
+        if *link.newest.borrow() != number {
+            return;
+        }
         let mut newest = link.newest.subscribe();
-        link.up();
+        link.up(number);
         self.count_standing();
         if self.events.send(Event::Up(peer)).await.is_err() {
             return;
         }
-        let Connection { reader, writer, buffer } = connection;
+        let Connection { reader, writer, buffer, .. } = connection;
         let ended = tokio::select! {
-            ended = self.read(link, reader, buffer) => ended,
-            ended = self.write(link, writer) => ended,
+            ended = self.read(link, number, reader, buffer) => ended,
+            ended = self.write(link, number, writer) => ended,
             _ = newest.wait_for(|&newest| newest != number) => Err(LinkError::Replaced),
         };
         let Err(why) = ended else { return };
         if let LinkError::Broken(broken) = why {
             self.reset(link, broken);
         }
-        // A newer connection has taken over where this one is not the newest.
-        if *link.newest.borrow() == number {
-            link.down(&why);
+        // Unless a newer connection has taken over.
+        if link.down(number, &why) {
             self.count_standing();
             self.events.send(Event::Down(peer)).await.ok();
         }
@@ -429,6 +539,7 @@ impl Mesh {
     async fn read(
         &self,
         link: &Link,
+        number: u64,
         mut reader: OwnedReadHalf,
         mut buffer: BytesMut,
     ) -> Result<(), LinkError> {
@@ -438,10 +549,10 @@ impl Mesh {
                 frames.push(frame);
             }
             if !frames.is_empty() {
-                self.hand_over(link, frames).await?;
+                self.hand_over(link, number, frames).await?;
             }
             buffer.reserve(16 << 10);
-            let read = timeout(SILENCE, reader.read_buf(&mut buffer));
+            let read = timeout(self.identity.silence, reader.read_buf(&mut buffer));
             if read.await.map_err(|_| LinkError::Silent)?? == 0 {
                 return Err(LinkError::Closed);
             }
@@ -450,10 +561,15 @@ impl Mesh {
 
     /// Gives what came to the site. Taking it off the session and handing it over are one act, so
     /// that a connection that ends in between loses nothing.
-    async fn hand_over(&self, link: &Link, frames: Vec<Frame>) -> Result<(), LinkError> {
+    async fn hand_over(
+        &self,
+        link: &Link,
+        number: u64,
+        frames: Vec<Frame>,
+    ) -> Result<(), LinkError> {
         let permit = self.events.reserve().await.map_err(|_| LinkError::Stopped)?;
         let mut list = Vec::new();
-        let mut state = link.lock();
+        let mut state = link.lock_for(number)?;
         let mut result = Ok(());
         for frame in frames {
             result = accept_frame(&mut state.session, frame, &mut list);
@@ -473,17 +589,22 @@ impl Mesh {
         result
     }
 
-    async fn write(&self, link: &Link, mut writer: OwnedWriteHalf) -> Result<(), LinkError> {
+    async fn write(
+        &self,
+        link: &Link,
+        number: u64,
+        mut writer: OwnedWriteHalf,
+    ) -> Result<(), LinkError> {
         let mut out = BytesMut::new();
         loop {
-            let untold = link.fill(&mut out);
+            let untold = link.fill(number, &mut out)?;
             if !out.is_empty() {
                 writer.write_all(&out).await?;
                 out.clear();
                 continue;
             }
             let patience = match untold {
-                0 => HEARTBEAT,
+                0 => self.identity.silence / 5,
                 1..ACK_EVERY => ACK_DELAY,
                 _ => Duration::ZERO,
             };
@@ -497,7 +618,7 @@ impl Mesh {
                     return Err(LinkError::Stopped);
                 }
             }
-            let ack = link.lock().session.tell();
+            let ack = link.lock_for(number)?.session.tell();
             Frame::Ack { ack }.encode(&mut out);
             writer.write_all(&out).await?;
             out.clear();
@@ -507,7 +628,7 @@ impl Mesh {
 
 impl Link {
     fn new(peer: SiteId, address: String) -> Self {
-        let state = State { session: Session::default(), up: false, broken: None, trouble: None };
+        let state = State { session: Session::default(), up: None, broken: None, trouble: None };
         Self {
             peer,
             address,
@@ -525,6 +646,18 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The session, for the newest connection only.
+    fn lock_for(&self, number: u64) -> Result<MutexGuard<'_, State>, LinkError> {
+        let state = self.lock();
+        if *self.newest.borrow() == number { Ok(state) } else { Err(LinkError::Replaced) }
+    }
+
+    /// Takes the say from all connections so far; called with the lock held.
+    fn next_connection(&self) -> u64 {
+        self.newest.send_modify(|newest| *newest += 1);
+        *self.newest.borrow()
+    }
+
     fn note(&self, trouble: &str) {
         let mut state = self.lock();
         if state.trouble.as_deref() != Some(trouble) {
@@ -533,32 +666,48 @@ impl Link {
         }
     }
 
-    fn up(&self) {
+    fn is_up(&self) -> bool {
+        let state = self.lock();
+        state.up == Some(*self.newest.borrow())
+    }
+
+    fn up(&self, number: u64) {
         let mut state = self.lock();
-        state.up = true;
+        state.up = Some(number);
         state.trouble = None;
         self.resumes.fetch_add(1, Ordering::Relaxed);
         info!(peer = self.peer.0, "link up");
     }
 
-    fn down(&self, why: &LinkError) {
+    fn down(&self, number: u64, why: &LinkError) -> bool {
         let mut state = self.lock();
-        state.up = false;
+        if state.up != Some(number) {
+            return false;
+        }
+        state.up = None;
         state.trouble = Some(why.to_string());
         info!(peer = self.peer.0, %why, "link down");
+        true
+    }
+
+    /// Forgets the session and ends the connection; the next one begins another.
+    fn restart(&self) {
+        let mut state = self.lock();
+        let trouble = state.trouble.take();
+        *state = State { session: Session::default(), up: None, broken: None, trouble };
+        self.next_connection();
     }
 
     fn end(&self, why: Broken) {
         let mut state = self.lock();
         state.broken.get_or_insert(why);
-        state.up = false;
-        drop(state);
-        self.newest.send_modify(|newest| *newest += 1);
+        state.up = None;
+        self.next_connection();
     }
 
     /// Puts messages that were not sent into `out`; says how many wait to be acknowledged.
-    fn fill(&self, out: &mut BytesMut) -> u64 {
-        let mut state = self.lock();
+    fn fill(&self, number: u64, out: &mut BytesMut) -> Result<u64, LinkError> {
+        let mut state = self.lock_for(number)?;
         let mut count = 0;
         while out.len() < BATCH
             && let Some((seq, payload)) = state.session.pop()
@@ -568,7 +717,7 @@ impl Link {
             count += 1;
         }
         self.sent.fetch_add(count, Ordering::Relaxed);
-        state.session.untold()
+        Ok(state.session.untold())
     }
 
     fn info(&self) -> LinkInfo {
@@ -576,7 +725,7 @@ impl Link {
         LinkInfo {
             peer: self.peer,
             address: self.address.clone(),
-            up: state.up,
+            up: state.up == Some(*self.newest.borrow()),
             incarnation: state.session.peer(),
             waiting: state.session.waiting(),
             broken: state.broken.map(|why| why.to_string()),
@@ -605,8 +754,66 @@ fn accept_frame(
         }
         Frame::Ack { ack } => Ok(session.acknowledged(ack)?),
         Frame::Bye => Err(LinkError::Bye),
-        frame @ (Frame::Hello(_) | Frame::Welcome | Frame::Refuse(_)) => {
-            Err(LinkError::unexpected(&frame))
+        frame @ (Frame::Hello(_)
+        | Frame::Welcome
+        | Frame::Refuse(_)
+        | Frame::Call(_)
+        | Frame::Note(_)) => Err(LinkError::unexpected(&frame)),
+    }
+}
+
+/// Who has come.
+enum Greeted {
+    Peer(SiteId, Connection),
+    Caller(Connection),
+}
+
+/// Asks one site, outside any session. One question at a time; the connection is kept.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    address: String,
+    call: Call,
+    connection: tokio::sync::Mutex<Option<Connection>>,
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "in a greeting, any frame but the expected one is refused, those to come too"
+)]
+impl Caller {
+    /// Asks the site `to` at `address`.
+    pub(crate) fn new(cluster: &str, to: &str, address: &str) -> Self {
+        let call = Call { cluster: cluster.to_owned(), to: to.to_owned() };
+        Self { address: address.to_owned(), call, connection: tokio::sync::Mutex::default() }
+    }
+
+    /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
+    /// late answer is taken for another.
+    pub(crate) async fn ask(&self, question: Vec<u8>) -> io::Result<Bytes> {
+        let mut slot = self.connection.lock().await;
+        let question = Frame::Note(Bytes::from(question));
+        if let Some(mut kept) = slot.take()
+            && kept.send(&question).await.is_ok()
+            && let Ok(answer) = kept.note().await
+        {
+            *slot = Some(kept);
+            return Ok(answer);
+        }
+        // Questions may be repeated.
+        let mut fresh = self.connect().await.map_err(io::Error::other)?;
+        fresh.send(&question).await?;
+        let answer = fresh.note().await.map_err(io::Error::other)?;
+        *slot = Some(fresh);
+        Ok(answer)
+    }
+
+    async fn connect(&self) -> Result<Connection, LinkError> {
+        let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
+        connection.send(&Frame::Call(self.call.clone())).await?;
+        match connection.greeting().await? {
+            Frame::Welcome => Ok(connection),
+            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
+            frame => Err(LinkError::unexpected(&frame)),
         }
     }
 }
@@ -616,13 +823,19 @@ struct Connection {
     reader: OwnedReadHalf,
     writer: OwnedWriteHalf,
     buffer: BytesMut,
+    /// Its place among the connections of its link.
+    number: u64,
 }
 
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any frame but the expected one is refused, those to come too"
+)]
 impl Connection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Self { reader, writer, buffer: BytesMut::new() })
+        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0 })
     }
 
     async fn send(&mut self, frame: &Frame) -> io::Result<()> {
@@ -631,10 +844,22 @@ impl Connection {
         self.writer.write_all(&out).await
     }
 
+    /// One question or answer.
+    async fn note(&mut self) -> Result<Bytes, LinkError> {
+        match self.frame(MAX_BODY).await? {
+            Frame::Note(body) => Ok(body),
+            frame => Err(LinkError::unexpected(&frame)),
+        }
+    }
+
     /// One frame of a peer that is not known yet.
     async fn greeting(&mut self) -> Result<Frame, LinkError> {
+        self.frame(MAX_GREETING).await
+    }
+
+    async fn frame(&mut self, limit: usize) -> Result<Frame, LinkError> {
         loop {
-            if let Some(frame) = Frame::decode(&mut self.buffer, MAX_GREETING)? {
+            if let Some(frame) = Frame::decode(&mut self.buffer, limit)? {
                 return Ok(frame);
             }
             if self.reader.read_buf(&mut self.buffer).await? == 0 {
@@ -663,7 +888,7 @@ enum LinkError {
     Unexpected(&'static str),
     #[error("malformed message")]
     Payload,
-    #[error("no sign of life for {} s", SILENCE.as_secs())]
+    #[error("no sign of life")]
     Silent,
     #[error("closed")]
     Closed,
@@ -684,6 +909,8 @@ impl LinkError {
             Frame::Data { .. } => "Data",
             Frame::Ack { .. } => "Ack",
             Frame::Bye => "Bye",
+            Frame::Call(_) => "Call",
+            Frame::Note(_) => "Note",
         })
     }
 }

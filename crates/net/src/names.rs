@@ -20,14 +20,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kofm_core::{PoolId, SiteId, Stamp, Units};
+use kofm_core::epoch::Survey;
+use kofm_core::{PoolId, SiteId, Stamp, Unit, Units};
 use serde::{Deserialize, Serialize};
 
 /// The numbers of all pools of one engine, at one site.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     me: SiteId,
-    sites: u16,
+    /// Everybody who has numbers, in order.
+    sites: Vec<SiteId>,
     units: Vec<Units>,
     /// Made when first touched: a pool that nobody uses costs nothing.
     pools: BTreeMap<PoolId, Pool>,
@@ -61,8 +63,58 @@ pub(crate) enum Effect {
 }
 
 impl Names {
-    pub(crate) const fn new(me: SiteId, sites: u16, units: Vec<Units>) -> Self {
+    pub(crate) fn new(me: SiteId, sites: u16, units: Vec<Units>) -> Self {
+        let sites = (0..sites).map(SiteId).collect();
         Self { me, sites, units, pools: BTreeMap::new() }
+    }
+
+    /// The numbers as an epoch begins: those that leases have stay theirs, idle ones where they
+    /// lie, what departed sites may have belongs to nobody, and the rest is dealt out.
+    pub(crate) fn resume(
+        me: SiteId,
+        sites: Vec<SiteId>,
+        units: Vec<Units>,
+        survey: &Survey,
+    ) -> Self {
+        let mut taken: BTreeMap<PoolId, BTreeSet<u32>> = BTreeMap::new();
+        let held = survey.claims.values().flat_map(|standing| standing.held.iter().flatten());
+        for unit in held.chain(&survey.withheld_units).chain(survey.idle.keys()) {
+            taken.entry(unit.pool).or_default().insert(unit.number);
+        }
+        let mut pools: BTreeMap<PoolId, Pool> = BTreeMap::new();
+        for (id, units) in (0..).map(PoolId).zip(&units) {
+            let taken = taken.remove(&id).unwrap_or_default();
+            let dealt = |number: &u32| {
+                let place = usize::try_from(*number).unwrap_or(0) % sites.len().max(1);
+                !taken.contains(number) && sites.get(place) == Some(&me)
+            };
+            let free = (0..units.0).filter(dealt).collect();
+            pools.insert(id, Pool { free, ..Pool::default() });
+        }
+        for (unit, _) in survey.idle.iter().filter(|entry| *entry.1 == me) {
+            if let Some(pool) = pools.get_mut(&unit.pool) {
+                pool.free.insert(unit.number);
+            }
+        }
+        Self { me, sites, units, pools }
+    }
+
+    /// All numbers that lie here unused.
+    pub(crate) fn idle(&self) -> Vec<Unit> {
+        let mut list = Vec::new();
+        for pool in (0..self.units.len()).filter_map(|id| u16::try_from(id).ok()).map(PoolId) {
+            let free = self.pools.get(&pool).map_or_else(|| self.first(pool), |it| it.free.clone());
+            list.extend(free.into_iter().map(|number| Unit { pool, number }));
+        }
+        list
+    }
+
+    /// The numbers that lie here at first.
+    fn first(&self, id: PoolId) -> BTreeSet<u32> {
+        let units = self.units.get(id.index()).map_or(0, |units| units.0);
+        let me = self.sites.iter().position(|&site| site == self.me);
+        let me = me.and_then(|place| u32::try_from(place).ok()).unwrap_or(units);
+        (me..units).step_by(self.sites.len().max(1)).collect()
     }
 
     /// A grant needs `count` numbers.
@@ -79,7 +131,9 @@ impl Names {
 
     /// A lease gives its numbers back.
     pub(crate) fn free(&mut self, pool: PoolId, numbers: &[u32], out: &mut Vec<Effect>) {
-        self.pool(pool).free.extend(numbers);
+        // A pool that was made smaller has seen the last of some.
+        let units = self.units.get(pool.index()).map_or(0, |units| units.0);
+        self.pool(pool).free.extend(numbers.iter().filter(|number| **number < units));
         self.settle(pool, out);
     }
 
@@ -116,18 +170,17 @@ impl Names {
     }
 
     fn pool(&mut self, id: PoolId) -> &mut Pool {
-        let (me, sites) = (u32::from(self.me.0), usize::from(self.sites));
-        let units = self.units.get(id.index()).map_or(0, |units| units.0);
-        self.pools.entry(id).or_insert_with(|| Pool {
-            free: (me..units).step_by(sites).collect(),
-            ..Pool::default()
-        })
+        if !self.pools.contains_key(&id) {
+            let free = self.first(id);
+            self.pools.insert(id, Pool { free, ..Pool::default() });
+        }
+        self.pools.entry(id).or_default()
     }
 
     /// Gives numbers to own grants, then to others, then asks for what is missing.
     fn settle(&mut self, id: PoolId, out: &mut Vec<Effect>) {
         let others: Vec<SiteId> =
-            (0..self.sites).map(SiteId).filter(|&site| site != self.me).collect();
+            self.sites.iter().copied().filter(|&site| site != self.me).collect();
         let pool = self.pool(id);
         while let Some(&(claim, count)) = pool.needs.front() {
             let Some(numbers) = pool.take(count) else { break };
@@ -297,5 +350,27 @@ mod tests {
             assert_eq!(names.receive(SiteId(1), message.clone(), &mut out), None, "{message:?}");
         }
         assert!(out.is_empty());
+    }
+
+    #[test]
+    fn an_epoch_deals_every_number_to_one_site() {
+        use kofm_core::Demand;
+        use kofm_core::epoch::Standing;
+        let unit = |number| Unit { pool: POOL, number };
+        let mut survey = Survey::default();
+        let held = Standing { demand: Demand::one(POOL, 1), held: Some(vec![unit(3)]) };
+        survey.claims.insert(Stamp { time: 1, site: SiteId(2) }, held);
+        survey.idle.insert(unit(0), SiteId(2));
+        survey.withheld_units.insert(unit(5));
+        let sites = vec![SiteId(0), SiteId(2)];
+        let mut all = Vec::new();
+        for &me in &sites {
+            let names = Names::resume(me, sites.clone(), vec![Units(8)], &survey);
+            let idle = names.idle();
+            assert_eq!(idle.contains(&unit(0)), me == SiteId(2));
+            all.extend(idle);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [0, 1, 2, 4, 6, 7].map(unit));
     }
 }

@@ -21,6 +21,11 @@ pub(crate) fn between(min: Duration, max: Duration) -> Duration {
     min + Duration::from_nanos(nanos)
 }
 
+/// Any number.
+pub(crate) fn number() -> u64 {
+    u64::from_le_bytes(bytes::<8>())
+}
+
 fn bytes<const N: usize>() -> [u8; N] {
     POOL.with_borrow_mut(|pool| {
         if pool.len() < N {

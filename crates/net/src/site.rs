@@ -16,26 +16,43 @@
 //! ```
 
 mod core;
+mod events;
+mod gangs;
+mod journal;
+mod keeper;
 mod metrics;
+mod semaphores;
+mod tallies;
 mod views;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use kofm_core::SiteId;
+use kofm_core::epoch::Record;
+use kofm_core::{PoolId, SiteId};
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use self::core::{Command, Core, MAX_WATCH, PoolState};
+use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
+use self::journal::Journal;
+use self::keeper::News;
+use self::tallies::Tallies;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
-use crate::boottime::Alarm;
-use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
+use crate::boottime::{Alarm, Moment};
+use crate::config::{
+    Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named,
+};
 use crate::incarnation::{IdentityError, StateDir};
-use crate::link::{Identity, Mesh};
+use crate::link::{Answers, Caller, Identity, Mesh};
+use crate::plan::{Plan, PlannedPool};
+use crate::store::etcd::Etcd;
+use crate::store::voters::{Ballots, Voters};
+use crate::store::{Beat, Pulse, Store};
+pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -53,6 +70,8 @@ struct Inner {
     commands: mpsc::Sender<Command>,
     mesh: Arc<Mesh>,
     events: broadcast::Sender<Arc<api::Happening>>,
+    /// Other sites that report their events here, while somebody listens.
+    followed: Mutex<Weak<events::Followed>>,
     /// What each other site last said of its pools: counted on while it is away.
     usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
     /// All sites of the cluster, where they live in this process: only then can pools be changed
@@ -61,7 +80,11 @@ struct Inner {
     /// One change at a time; the requests that keep units out of pools that were made smaller.
     changing: tokio::sync::Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
-    _state: Option<StateDir>,
+    /// Keys for those who wait to take from a semaphore.
+    takers: AtomicU64,
+    /// The epoch as the site task sees it; nothing where there is only one.
+    view: Option<watch::Sender<View>>,
+    _state: Option<Arc<StateDir>>,
 }
 
 /// Why a site does not start. Nothing is left running.
@@ -90,15 +113,18 @@ pub enum StartError {
 impl Site {
     /// Starts a site. With other members it listens for them; clients come through
     /// [`crate::http::serve`] or this handle.
-    pub async fn start(config: Config) -> Result<Self, StartError> {
-        let listener = if config.members.len() > 1 {
+    pub async fn start(mut config: Config) -> Result<Self, StartError> {
+        if !config.etcd.is_empty() {
+            find_place(&mut config).await?;
+        }
+        let listener = if config.members.len() > 1 || !config.etcd.is_empty() {
             let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
             let bound = TcpListener::bind(address).await;
             Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
         } else {
             None
         };
-        Self::start_on(config, listener)
+        Self::start_on(config, listener, false)
     }
 
     /// Starts all sites of a cluster in this process, on ports of the loopback interface. Their
@@ -122,7 +148,7 @@ impl Site {
         for (name, listener) in names.into_iter().zip(listeners) {
             let (members, pools) = (members.clone(), pools.clone());
             let config = Config { members, pools, ..Config::single(&name) };
-            list.push(Self::start_on(config, Some(listener))?);
+            list.push(Self::start_on(config, Some(listener), true)?);
         }
         let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
         for site in &list {
@@ -132,38 +158,77 @@ impl Site {
         Ok(list)
     }
 
-    fn start_on(config: Config, listener: Option<TcpListener>) -> Result<Self, StartError> {
+    /// `together`: all sites live and die in this process, so their epoch never changes.
+    fn start_on(
+        config: Config,
+        listener: Option<TcpListener>,
+        together: bool,
+    ) -> Result<Self, StartError> {
+        let config = config.with_seats();
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
         }
-        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?;
-        let incarnation = state.as_ref().map_or(1, StateDir::incarnation);
+        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
+        let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
         let identity = Identity {
             cluster: config.cluster.clone(),
+            name: config.site.clone(),
             me: config.me(),
             incarnation,
             table: config.table(),
+            silence: config.site_lease,
         };
+        let alone = config.members.len() == 1 && config.etcd.is_empty();
+        let changes = !alone && !together;
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
-        let peers =
-            peers.filter_map(|(name, address)| Some((config.number_of(name)?, address.clone())));
-        let (mesh, links) = Mesh::start(identity, peers.collect(), listener);
+        let numbered =
+            peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
+        let ballots = Arc::new(Ballots::open(config.state_dir.as_deref().filter(|_| changes))?);
+        let answers: Option<Arc<dyn Answers>> =
+            (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+        let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
         let (commands, receiver) = mpsc::channel(1024);
+        let (news, news_receiver) = mpsc::channel(64);
+        let view = watch::Sender::new(View::default());
+        let mut change = None;
+        if changes {
+            // Well below the lease: a voter that does not answer must not cost it.
+            let patience = config.site_lease / 4;
+            let store: Arc<dyn Store> = if config.etcd.is_empty() {
+                let callers = peers.map(|(name, it)| Caller::new(&config.cluster, name, it));
+                let me = config.me().0;
+                Arc::new(Voters::new(ballots, callers.collect(), me, incarnation, patience))
+            } else {
+                let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
+                Arc::new(etcd.map_err(StartError::Config)?)
+            };
+            change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
+        }
         let events = broadcast::Sender::new(EVENTS);
-        let core = Core::new(&config, incarnation, Arc::clone(&mesh), events.clone());
-        tokio::spawn(core.run(links, receiver, Alarm::new()?));
-        let alone = config.members.len() == 1;
+        let dir = config.state_dir.as_deref().filter(|_| changes);
+        let every = config.durability == Durability::Grant;
+        let journal = dir.map(|dir| Journal::open(dir, incarnation, every)).transpose()?;
+        let mut core =
+            Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
+        if let Some(dir) = dir {
+            let (tallies, earlier) = Tallies::open(dir, incarnation)?;
+            core.remember(tallies, earlier);
+        }
+        tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
         let inner = Arc::new(Inner {
             config,
             incarnation,
             commands,
             mesh,
             events,
+            followed: Mutex::default(),
+            view: changes.then_some(view),
             usage: Mutex::default(),
             together: OnceLock::new(),
             changing: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            takers: AtomicU64::new(0),
             _state: state,
         });
         if alone {
@@ -294,6 +359,15 @@ impl Site {
         self.anywhere(id, Call::ReleaseRequest(id.to_owned()), PEER_PATIENCE).await.map(|_| ())
     }
 
+    /// Puts garbage into the memory of a pool's protocol at this site, to see it heal.
+    pub async fn scramble(&self, pool: &str) -> Result<(), api::Error> {
+        let stopping = || api::Error::new(Code::Draining, "the site is stopping");
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Scramble { pool: pool.to_owned(), reply };
+        self.0.commands.send(command).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
         self.gather(
@@ -351,6 +425,9 @@ impl Site {
         let answers: BTreeMap<SiteId, Answer> =
             self.ask_all(&Call::Usage).await.into_iter().collect();
         let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        // What a site that departed had is kept back, and counted as such.
+        let members = self.0.view.as_ref().map(|view| view.borrow().members.clone());
+        known.retain(|peer, _| members.as_ref().is_none_or(|it| it.contains_key(peer)));
         for peer in self.peers() {
             match answers.get(&peer) {
                 Some(Answer::Usage(usage)) => {
@@ -361,22 +438,37 @@ impl Site {
             all.extend(known.get(&peer).cloned());
         }
         drop(known);
-        Ok((count(pools, &all), missing))
+        let mut list = count(pools, &all);
+        list.retain(|pool| !gangs::is_seat(&pool.name));
+        Ok((list, missing))
     }
 
     /// The members as this site sees them.
     pub fn members(&self) -> Vec<api::Member> {
         let config = &self.0.config;
+        let now = Moment::now();
+        let view = self.0.view.as_ref().map(|view| view.borrow().clone());
+        let epoch = view.as_ref().map_or(1, |view| view.epoch);
+        let left = |moment: &Moment| millis(moment.since(now));
+        let member = |site| view.as_ref().is_none_or(|view| view.members.contains_key(&site));
+        let quarantine = |site| view.as_ref()?.quarantined.get(&site).map(left);
         let mut list = vec![api::Member {
             site: config.site.clone(),
             number: config.me().0,
             address: config.members[&config.site].clone(),
             state: "self".into(),
-            incarnation: Some(self.0.incarnation),
-            trouble: None,
+            incarnation: Some(view.as_ref().map_or(self.0.incarnation, |view| view.incarnation)),
+            epoch,
+            member: member(config.me()),
+            lease_ms: view.as_ref().map(|view| view.leased.as_ref().map_or(0, left)),
+            quarantine_ms: quarantine(config.me()),
+            trouble: view.as_ref().and_then(|view| view.trouble.clone()),
             unacknowledged: 0,
         }];
-        list.extend(self.0.mesh.info().into_iter().map(|link| {
+        // A site that was taken out has no name any more.
+        let links = self.0.mesh.info().into_iter();
+        let links = links.filter(|link| !self.name_of(link.peer).is_empty());
+        list.extend(links.map(|link| {
             api::Member {
                 site: self.name_of(link.peer),
                 number: link.peer.0,
@@ -388,6 +480,10 @@ impl Site {
                 }
                 .into(),
                 incarnation: link.incarnation,
+                epoch,
+                member: member(link.peer),
+                lease_ms: None,
+                quarantine_ms: quarantine(link.peer),
                 trouble: link.broken.or(link.trouble),
                 unacknowledged: link.waiting as u64,
             }
@@ -396,21 +492,25 @@ impl Site {
         list
     }
 
-    /// Why this site cannot serve everything now; empty where it can.
+    /// Whether this site may grant now: it does not stop, and is in the cluster's epoch with a
+    /// lease that is good.
+    pub fn may_grant(&self) -> bool {
+        let granting = self.0.view.as_ref().is_none_or(|view| view.borrow().granting);
+        granting && !self.0.draining.load(Ordering::Relaxed)
+    }
+
+    /// What is wrong with this site, or with others as it sees them.
     pub fn troubles(&self) -> Vec<String> {
         let mut list = Vec::new();
         if self.0.draining.load(Ordering::Relaxed) {
             list.push("draining".to_owned());
         }
+        if let Some(view) = &self.0.view {
+            list.extend(view.borrow().trouble.clone());
+        }
         for member in self.members() {
-            match member.state.as_str() {
-                "refused" => list.push(format!(
-                    "site {} came back without memory; restart all sites ({})",
-                    member.site,
-                    member.trouble.unwrap_or_default()
-                )),
-                "away" => list.push(format!("site {} is away", member.site)),
-                _ => {}
+            if member.state == "away" || member.state == "refused" {
+                list.push(format!("site {} is {}", member.site, member.state));
             }
         }
         list
@@ -419,14 +519,6 @@ impl Site {
     /// Everything that happens at this site from now on.
     pub fn events(&self) -> broadcast::Receiver<Arc<api::Happening>> {
         self.0.events.subscribe()
-    }
-
-    /// Events of all sites in this process, or of this one.
-    pub(crate) fn all_events(&self) -> Vec<broadcast::Receiver<Arc<api::Happening>>> {
-        let together = self.0.together.get();
-        let sites = together.into_iter().flatten().filter_map(Weak::upgrade);
-        let list: Vec<_> = sites.map(|site| site.events.subscribe()).collect();
-        if list.is_empty() { vec![self.events()] } else { list }
     }
 
     /// Counters, in the text form of Prometheus.
@@ -453,8 +545,6 @@ impl Site {
                 return Err(malformed(format!("two units have the name `{unit}`")));
             }
         }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
         let (reply, answer) = oneshot::channel();
         self.command(Command::Pools(reply)).await?;
         let pools = answer.await.map_err(|_| stopped())?;
@@ -465,7 +555,23 @@ impl Site {
             None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
-        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration: None };
+        let arbitration = old.and_then(|old| old.arbitration.clone());
+        let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
+        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
+        if self.0.view.is_some() {
+            // Which units there are may change only while nobody has one; more may come any time.
+            let moves = old.is_some_and(|old| {
+                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
+                old.protocol != protocol || named
+            });
+            if old.is_none() && pools.len() >= MAX_POOLS {
+                let text = format!("there are {MAX_POOLS} pools");
+                return Err(api::Error::new(Code::TooMany, text));
+            }
+            return self.plan(name, Some(pool), moves).await;
+        }
+        let sites = self.together()?;
+        let mut drains = sites[0].0.changing.lock().await;
         let drained = drains.remove(name);
         if let Some(drain) = &drained {
             sites[0].release_request(drain).await?;
@@ -507,8 +613,66 @@ impl Site {
         Ok(())
     }
 
+    /// Changes a pool with the next epoch, at all sites or at none. One that is to go, or to move
+    /// to another protocol, is closed first, and changed only if nobody uses it then.
+    async fn plan(
+        &self,
+        name: &str,
+        pool: Option<PoolConfig>,
+        moves: bool,
+    ) -> Result<(), api::Error> {
+        let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
+        if moves {
+            let view = self.view();
+            let Some(old) = view.plan.pools.get(name) else {
+                let text = format!("there is no pool `{name}`");
+                return Err(api::Error::new(Code::UnknownPool, text));
+            };
+            let closed = PlannedPool { closed: true, ..old.clone() };
+            self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
+            let call = Call::IsIdle(name.to_owned());
+            let mut answers = self.ask_all(&call).await;
+            answers.push((self.0.config.me(), self.call(call).await?));
+            let idle = |site: &SiteId| {
+                let answer = answers.iter().find(|it| it.0 == *site);
+                matches!(answer, Some((_, Answer::Known(true))))
+            };
+            if !self.view().members.keys().all(idle) {
+                let open = PlannedPool { closed: false, ..old.clone() };
+                self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
+                let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
+                return Err(api::Error::new(Code::InUse, text));
+            }
+        }
+        self.next_epoch(Call::Plan { name: name.to_owned(), pool: planned }).await
+    }
+
+    /// Has the first member change the plan: one at a time, whoever asks.
+    async fn next_epoch(&self, call: Call) -> Result<(), api::Error> {
+        let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
+        let first = self.view().members.keys().next().copied();
+        let changed = match first.filter(|&first| first != self.0.config.me()) {
+            Some(first) => self.ask(first, call, patience).await,
+            None => self.call(call).await,
+        };
+        changed?;
+        // What was changed there is seen here before it is said to be.
+        let Some(view) = &self.0.view else { return Ok(()) };
+        let epoch = self.view().epoch;
+        let here = |view: &View| view.epoch > epoch || view.granting;
+        timeout(patience, view.subscribe().wait_for(here)).await.ok();
+        Ok(())
+    }
+
+    fn view(&self) -> View {
+        self.0.view.as_ref().map(|view| view.borrow().clone()).unwrap_or_default()
+    }
+
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
+        if self.0.view.is_some() {
+            return self.plan(name, None, true).await;
+        }
         let sites = self.together()?;
         let mut drains = sites[0].0.changing.lock().await;
         if let Some(drain) = drains.remove(name) {
@@ -545,7 +709,7 @@ impl Site {
         let sites = self.0.together.get().into_iter().flatten();
         let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
         if list.is_empty() {
-            let text = "the pools of a cluster on several machines are fixed by its configuration; \
+            let text = "what a cluster on several machines shares is fixed by its configuration; \
                         change it at all sites and restart them";
             return Err(api::Error::new(Code::Unsupported, text));
         }
@@ -569,8 +733,13 @@ impl Site {
         timeout(patience, ended).await.ok();
     }
 
-    /// Ends the site's links with a goodbye. What it holds is lost with it.
+    /// Writes the leases down for the next start, and ends the site's links with a goodbye. Without
+    /// a place on disk, and in a cluster of one process, what it holds is lost with it.
     pub async fn stop(&self) {
+        let (reply, written) = oneshot::channel();
+        if self.command(Command::Farewell(reply)).await.is_ok() {
+            timeout(PEER_PATIENCE, written).await.ok();
+        }
         self.0.mesh.stop();
         // One turn for the goodbyes.
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -592,6 +761,7 @@ impl Site {
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } => return true,
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
@@ -604,10 +774,19 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
-            | Call::History(_) => None,
+            | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. }
+            | Call::PlanSemaphore { .. }
+            | Call::Leave(_) => None,
         };
-        self.0.config.members.len() == 1 || home == Some(self.0.config.me())
+        self.peers().next().is_none() || home == Some(self.0.config.me())
     }
 
     /// Calls that the site task can answer alone; the answers come through the channel.
@@ -638,8 +817,20 @@ impl Site {
             | Call::Leases
             | Call::Queue
             | Call::Usage
+            | Call::Events { .. }
             | Call::Ahead { .. }
-            | Call::History(_)) => self.call(call).await,
+            | Call::Take { .. }
+            | Call::GiveUp(_)
+            | Call::Add { .. }
+            | Call::Semaphores
+            | Call::Gangs
+            | Call::PutGang(_)
+            | Call::Join(_)
+            | Call::History(_)
+            | Call::IsIdle(_)
+            | Call::Plan { .. }
+            | Call::PlanSemaphore { .. }
+            | Call::Leave(_)) => self.call(call).await,
         }
     }
 
@@ -718,13 +909,38 @@ impl Site {
         }
     }
 
+    /// All other sites: those of the epoch's plan, or of the configuration before there is one.
     fn peers(&self) -> impl Iterator<Item = SiteId> + use<> {
-        let (me, sites) = (self.0.config.me(), self.0.config.members.len());
-        (0..u16::try_from(sites).unwrap_or(u16::MAX)).map(SiteId).filter(move |&it| it != me)
+        let me = self.0.config.me();
+        let planned: Vec<SiteId> = match &self.0.view {
+            Some(view) => view.borrow().plan.sites.keys().copied().collect(),
+            None => Vec::new(),
+        };
+        let config = &self.0.config;
+        let list: Vec<SiteId> = if planned.is_empty() {
+            config.members.keys().filter_map(|name| config.number_of(name)).collect()
+        } else {
+            planned
+        };
+        list.into_iter().filter(move |&it| it != me)
     }
 
     fn name_of(&self, site: SiteId) -> String {
-        self.0.config.members.keys().nth(site.index()).cloned().unwrap_or_default()
+        let view = self.0.view.as_ref();
+        let planned = view.and_then(|view| Some(view.borrow().plan.sites.get(&site)?.0.clone()));
+        let config = &self.0.config;
+        let names = || config.members.keys().find(|name| config.number_of(name) == Some(site));
+        planned.or_else(|| names().cloned()).unwrap_or_default()
+    }
+
+    /// Takes a site out of the cluster for good, with the next epoch.
+    pub async fn remove_member(&self, name: &str) -> Result<(), api::Error> {
+        if self.0.config.etcd.is_empty() {
+            let text = "the members of this cluster are fixed by its configuration; with etcd \
+                        sites may come and go";
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        self.next_epoch(Call::Leave(name.to_owned())).await
     }
 }
 
@@ -790,6 +1006,61 @@ impl Site {
     }
 }
 
+/// Asks etcd for the number of this site, and has it given one where it is new.
+async fn find_place(config: &mut Config) -> Result<(), StartError> {
+    let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
+    let store = store.map_err(StartError::Config)?;
+    let address = config.members.get(&config.site).cloned().unwrap_or_default();
+    let note = postcard::to_stdvec(&Note { address }).unwrap_or_default();
+    let mut epoch = 0;
+    for count in 0.. {
+        let (site, note) = (config.site.clone(), note.clone());
+        let pulse = Pulse { site, incarnation: 0, count, note };
+        match store.beat(epoch, pulse).await {
+            // There is no epoch yet: all begin with what they were told.
+            Ok(Beat::Steady(_)) if epoch == 0 => return Ok(()),
+            Ok(Beat::Steady(_)) => {}
+            Ok(Beat::Moved(record)) => {
+                epoch = record.epoch;
+                let record: Record<Plan> = postcard::from_bytes(&record.body)
+                    .map_err(|_| StartError::Config("etcd has a record of another kind".into()))?;
+                let sites = &record.plan.sites;
+                if sites.values().any(|it| it.0 == config.site) {
+                    config.members = sites.values().cloned().collect();
+                    config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
+                    return Ok(());
+                }
+                tracing::info!(epoch, "not in the cluster yet: waits to be taken in");
+            }
+            Err(error) => tracing::warn!(%error, "etcd does not answer"),
+        }
+        tokio::time::sleep(config.site_lease / 20).await;
+    }
+    Ok(())
+}
+
+/// Starts the tasks that talk to the store.
+fn keep(
+    config: &Config,
+    incarnation: u64,
+    store: Arc<dyn Store>,
+    news: mpsc::Sender<News>,
+    running: watch::Sender<View>,
+    state: Option<Arc<StateDir>>,
+) -> Change {
+    let note = Note { address: config.members[&config.site].clone() };
+    let note = postcard::to_stdvec(&note).unwrap_or_default();
+    let standing = keeper::Standing { epoch: 0, incarnation, hurry: true, note };
+    let (me, watched) = watch::channel(standing);
+    let (proposals, offered) = mpsc::channel(4);
+    let (lease, name) = (config.site_lease, config.site.clone());
+    tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
+    tokio::spawn(keeper::propose(store, offered, news));
+    let joinable = !config.etcd.is_empty();
+    let doors = Doors { me, proposals, running, state, joinable };
+    Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
+}
+
 async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
     for site in sites {
         let (reply, idle) = oneshot::channel();
@@ -826,10 +1097,14 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             }
         }
     }
-    let view = |PoolState { name, config, .. }: PoolState| {
-        let used = used.get(name.as_str()).into_iter().flatten();
-        let used: Vec<&UsedUnit> =
-            used.filter(|(number, _)| **number < config.units).map(|(_, unit)| unit).collect();
+    let view = |PoolState { name, config, withheld, .. }: PoolState| {
+        let pool = used.get(name.as_str());
+        let withheld =
+            withheld.iter().filter(|number| pool.is_none_or(|pool| !pool.contains_key(number)));
+        let withheld = u32::try_from(withheld.count()).unwrap_or(u32::MAX);
+        // A pool that was made smaller may still have holders of units that are gone.
+        let most = usize::try_from(config.units.saturating_sub(withheld)).unwrap_or(usize::MAX);
+        let used: Vec<&UsedUnit> = pool.into_iter().flat_map(BTreeMap::values).take(most).collect();
         let number = |which: &dyn Fn(&UsedUnit) -> bool| {
             u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
         };
@@ -840,8 +1115,8 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
         api::Pool {
             units,
             held,
-            free: units - held - quarantined,
-            quarantined,
+            free: units - held - quarantined - withheld,
+            quarantined: quarantined + withheld,
             waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,

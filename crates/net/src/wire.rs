@@ -43,6 +43,19 @@ pub enum Frame {
     },
     /// The sender stops; nothing more will come.
     Bye,
+    /// Instead of a greeting: I want to ask, outside any session.
+    Call(Call),
+    /// A question, or its answer.
+    Note(Bytes),
+}
+
+/// The first frame of a connection for questions outside the session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The cluster's name.
+    pub cluster: String,
+    /// The name of the site that is meant.
+    pub to: String,
 }
 
 /// The first frame in each direction.
@@ -130,6 +143,8 @@ impl Frame {
             Self::Data { .. } => 4,
             Self::Ack { .. } => 5,
             Self::Bye => 6,
+            Self::Call(_) => 7,
+            Self::Note(_) => 8,
         }
     }
 
@@ -149,6 +164,8 @@ impl Frame {
                 out.put_slice(payload);
             }
             Self::Ack { ack } => put(ack, out),
+            Self::Call(call) => put(call, out),
+            Self::Note(body) => out.put_slice(body),
             Self::Welcome | Self::Bye => {}
         }
         let length = u32::try_from(out.len() - start - HEADER).expect("queued bodies are limited");
@@ -171,7 +188,7 @@ impl Frame {
             return Err(WireError::Version(buffer[4]));
         }
         let kind = buffer[5];
-        if !(1..=6).contains(&kind) {
+        if !(1..=8).contains(&kind) {
             return Err(WireError::Kind(kind));
         }
         let length = u32::from_le_bytes([buffer[8], buffer[9], buffer[10], buffer[11]]);
@@ -202,6 +219,8 @@ impl Frame {
             }
             5 => Self::Ack { ack: whole(body)? },
             6 => empty(body, Self::Bye)?,
+            7 => Self::Call(whole(body)?),
+            8 => Self::Note(body.clone()),
             _ => return Err(WireError::Kind(kind)),
         })
     }
@@ -266,6 +285,11 @@ mod tests {
             ),
             ("6b6f666d01050000010000008e88d73b09", Frame::Ack { ack: 9 }),
             ("6b6f666d0106000000000000f74b963f", Frame::Bye),
+            (
+                "6b6f666d0107000006000000b202da59036c61620162",
+                Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
+            ),
+            ("6b6f666d0108000002000000c1806ae76869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 
@@ -340,7 +364,7 @@ mod tests {
             let mut buffer = BytesMut::new();
             if round % 2 == 0 {
                 // A right header in front, so that bodies are reached.
-                let kind = u8::try_from(next() % 6 + 1).unwrap();
+                let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
                 buffer.put_slice(b"kofm\x01");
                 buffer.put_slice(&[kind, 0, 0]);

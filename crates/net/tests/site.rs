@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kofm_core::Kind;
-use kofm_net::Site;
+use kofm_core::{Kind, Service};
 use kofm_net::api::{Code, OnExpiry, State, Submit};
 use kofm_net::config::{Config, PoolConfig};
+use kofm_net::{Access, Site};
 use tokio::time::timeout;
 
 const LONG: Duration = Duration::from_mins(1);
@@ -46,7 +46,7 @@ async fn all_free(site: &Site) {
 fn kinds() -> impl Iterator<Item = Kind> {
     Kind::ALL.iter().copied().filter(|kind| {
         let profile = kind.profile();
-        !profile.as_printed && profile.full_service
+        !profile.as_printed && profile.full_service && profile.serves == Service::Pool
     })
 }
 
@@ -245,7 +245,7 @@ async fn serve(sites: &[Site]) -> Vec<kofm_net::client::Client> {
     for site in sites {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener, Access::open()));
         let address = kofm_net::client::Address::parse(&address).unwrap();
         clients.push(kofm_net::client::Client::new(address, None));
     }
@@ -333,7 +333,7 @@ async fn a_node_takes_its_reboot_slot_once_and_gives_it_back() {
     for site in &sites {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         addresses.push(listener.local_addr().unwrap());
-        tokio::spawn(kofm_net::http::serve(site.clone(), listener));
+        tokio::spawn(kofm_net::http::serve(site.clone(), listener, Access::open()));
     }
     let call = async |site: usize, path: &str, node: &str, header: &str| {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

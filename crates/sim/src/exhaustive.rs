@@ -9,11 +9,18 @@
 use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{HashMap, HashTable};
-use kofm_core::{Cluster, Effect, Effects, EffectsOf, Input, Protocol, SiteId};
+use kofm_core::parts::SiteSet;
+use kofm_core::{
+    Census, Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol,
+    Service, SiteId, Stamp, Units,
+};
 use rustc_hash::FxBuildHasher;
 
+use crate::groups::Watch;
 use crate::trace::Step;
-use crate::world::{Action, Envelope, Exact, Local, Move, Script, Violation, World, clock, news};
+use crate::world::{
+    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends, news,
+};
 
 /// What the checker found.
 #[derive(Clone, Debug)]
@@ -57,6 +64,11 @@ pub fn explore<P: Protocol>(
         if at % 0x4_0000 == 0 {
             progress(u64::from(search.rows.count()));
         }
+    }
+    if let Some((at, last)) = search.hopeless() {
+        let detail = "a claim waits, and whatever happens from here, some claim waits for ever";
+        let steps = search.way_to(at, last);
+        return search.report(depth, true, Some((Violation::new("progress", detail), steps)));
     }
     search.report(depth, true, None)
 }
@@ -105,13 +117,13 @@ impl Rows {
         &self.cells[i as usize * self.width..][..self.width]
     }
 
-    /// Adds a row; false where it was there.
-    fn add(&mut self, row: &[u32], origin: (u32, Code)) -> bool {
+    /// Adds a row; says its number, and whether it is new.
+    fn add(&mut self, row: &[u32], origin: (u32, Code)) -> (u32, bool) {
         let hash = FxBuildHasher.hash_one(row);
         let (cells, width) = (&self.cells, self.width);
         let at = |i: u32| &cells[i as usize * width..][..width];
-        if self.index.find(hash, |&i| at(i) == row).is_some() {
-            return false;
+        if let Some(&i) = self.index.find(hash, |&i| at(i) == row) {
+            return (i, false);
         }
         let new = self.count();
         self.cells.extend_from_slice(row);
@@ -119,7 +131,7 @@ impl Rows {
         let cells = &self.cells;
         let at = |i: u32| &cells[i as usize * width..][..width];
         self.index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(at(i)));
-        true
+        (new, true)
     }
 }
 
@@ -142,13 +154,33 @@ impl Code {
 
 /// What is asked of a site state again and again.
 struct Facts<T> {
+    /// What it may do; timers of perpetual protocols stand apart, behind them.
     moves: Vec<Move<T>>,
+    alarms: Vec<Move<T>>,
     held: Vec<u64>,
+    census: Census,
     live: bool,
     waiting: bool,
     /// Whether somebody here will move whatever others do: a holder or a timer.
     stirring: bool,
     at_rest: bool,
+    /// By semaphore: units added and taken here, and the claim of this site whose turn it is.
+    balance: Vec<(u64, u64)>,
+    heads: Vec<Option<Turn>>,
+    /// Whether a client may still claim.
+    claims: bool,
+    /// The groups that its process works for, and those it waits for: any where there is none.
+    works: Vec<GroupId>,
+    waits: Vec<Option<GroupId>>,
+    /// Gangs of other sites that it has started for, and own ones that have not started.
+    started: Vec<Stamp>,
+    unstarted: Vec<Stamp>,
+}
+
+/// A claim whose turn it is at a semaphore.
+struct Turn {
+    units: u64,
+    taken: Option<i64>,
 }
 
 /// What a step comes to.
@@ -156,9 +188,33 @@ struct Facts<T> {
 struct Outcome {
     local: u32,
     sends: Box<[(u16, u32)]>,
+    /// The groups whose work begins here.
+    begun: Box<[GroupId]>,
 }
 
-struct Search<'a, P: Protocol> {
+/// A step between two worlds, for whoever wants to know what goes on for ever.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// Who moved: a link, or a client of a site, by what it did.
+    pub(crate) mover: Mover,
+    /// The group whose work began.
+    pub(crate) begun: Option<GroupId>,
+}
+
+/// Whose step it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mover {
+    /// A message arrived on this link.
+    Link(usize),
+    /// A client of this site asked for its demand of this number.
+    Claim(usize, usize),
+    /// Something else at this site.
+    Site(usize),
+}
+
+pub(crate) struct Search<'a, P: Protocol> {
     cluster: &'a Cluster,
     script: &'a Script,
     locals: Interner<Local<P>>,
@@ -177,15 +233,29 @@ struct Search<'a, P: Protocol> {
     links: Vec<(SiteId, SiteId)>,
     rows: Rows,
     transitions: u64,
+    /// For perpetual protocols: from which row a step leads to which.
+    ways: Vec<(u32, u32)>,
+    /// Tokens of each kind that there should be.
+    expected: Vec<u32>,
     scratch: Vec<u32>,
     out: EffectsOf<P>,
+    /// Judges groups, where the protocol serves them; the members that have begun stand last in a
+    /// row, as a number of this list.
+    watch: Option<Watch>,
+    begun: Interner<Vec<SiteSet>>,
+    /// All steps, where somebody wants to know.
+    pub(crate) edges: Option<Vec<Edge>>,
 }
 
 impl<'a, P: Protocol> Search<'a, P> {
-    fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
+    pub(crate) fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
         let pairs = |from: SiteId| cluster.others(from).map(move |to| (from, to));
         let links: Vec<_> = cluster.all().flat_map(pairs).collect();
-        let width = usize::from(cluster.sites) + links.len();
+        let watch = (P::PROFILE.serves == Service::Group).then(|| {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            Watch::new(&grouping, !P::PROFILE.as_printed)
+        });
+        let width = usize::from(cluster.sites) + links.len() + usize::from(watch.is_some());
         let mut search = Self {
             cluster,
             script,
@@ -200,14 +270,30 @@ impl<'a, P: Protocol> Search<'a, P> {
             links,
             rows: Rows { width, cells: Vec::new(), index: HashTable::new(), origin: Vec::new() },
             transitions: 0,
+            ways: Vec::new(),
+            expected: P::expected_tokens(cluster),
             scratch: Vec::new(),
             out: Effects::default(),
+            watch,
+            begun: Interner::new(),
+            edges: None,
         };
+        if let Some(watch) = &search.watch {
+            search.begun.number(watch.nobody());
+        }
         let empty = search.queues.number(Box::new([]));
         assert_eq!(empty, EMPTY, "the empty queue has the first number");
         let first = World::<P>::new(cluster, script);
         let mut row: Vec<u32> = first.locals.into_iter().map(|l| search.local(l)).collect();
         row.resize(width, EMPTY);
+        // What was sent on waking is on its way.
+        for (i, link) in first.links.into_iter().enumerate().filter(|(_, link)| !link.is_empty()) {
+            let (from, to) = ends(i, usize::from(cluster.sites));
+            let numbers = link.into_iter().map(|envelope| search.envelopes.number(envelope));
+            let numbers: Box<[u32]> = numbers.collect();
+            let place = search.place(from.index(), to.index());
+            row[place] = search.queues.number(numbers);
+        }
         search.rows.add(&row, (0, Code(0)));
         search
     }
@@ -223,6 +309,7 @@ impl<'a, P: Protocol> Search<'a, P> {
     /// Takes every step from a world.
     fn expand(&mut self, at: u32) -> Result<(), (Violation, Code)> {
         let sites = self.cluster.sites as usize;
+        let before = self.transitions;
         for site in 0..sites {
             let local = self.rows.row(at)[site];
             for number in 0..self.facts[local as usize].moves.len() {
@@ -240,6 +327,26 @@ impl<'a, P: Protocol> Search<'a, P> {
                 let local = self.rows.row(at)[to.index()];
                 let outcome = self.delivery(local, from, message).map_err(|v| (v, code))?;
                 self.go(at, to.index(), Some(link), &outcome, code)?;
+            }
+        }
+        let waits = |&local: &u32| self.facts[local as usize].waiting;
+        if self.transitions == before && self.rows.row(at)[..sites].iter().any(waits) {
+            self.sound_alarms(at)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing else can happen in this world, yet somebody waits: timers of a perpetual protocol
+    /// fire.
+    fn sound_alarms(&mut self, at: u32) -> Result<(), (Violation, Code)> {
+        for site in 0..self.cluster.sites as usize {
+            let local = self.rows.row(at)[site];
+            let moves = self.facts[local as usize].moves.len();
+            for alarm in 0..self.facts[local as usize].alarms.len() {
+                let number = moves + alarm;
+                let code = Code::local(site, number);
+                let outcome = self.own_step(local, number).map_err(|v| (v, code))?;
+                self.go(at, site, None, &outcome, code)?;
             }
         }
         Ok(())
@@ -273,10 +380,75 @@ impl<'a, P: Protocol> Search<'a, P> {
             row[link] = self.forget_times(row[link], outcome.local);
         }
         self.transitions += 1;
-        let new = self.rows.add(&row, (at, code));
-        let verdict = if new { self.judge(&row) } else { Ok(()) };
+        let verdict = self.begin(&mut row, site, &outcome.begun);
+        let (to, new) = self.rows.add(&row, (at, code));
+        if P::PERPETUAL {
+            self.ways.push((at, to));
+        }
+        if self.edges.is_some() {
+            let mover = self.mover(at, code);
+            let begun = outcome.begun.first().copied();
+            self.edges.get_or_insert_default().push(Edge { from: at, to, mover, begun });
+        }
+        let verdict = verdict.and_then(|()| if new { self.judge(&row) } else { Ok(()) });
         self.scratch = row;
         verdict.map_err(|violation| (violation, code))
+    }
+
+    /// Notes that members have begun to work, if they may.
+    fn begin(&mut self, row: &mut [u32], site: usize, groups: &[GroupId]) -> Result<(), Violation> {
+        let (Some(watch), [_, ..]) = (&self.watch, groups) else { return Ok(()) };
+        let last = row.len() - 1;
+        let site = SiteId(u16::try_from(site).expect("sites fit in 16 bits"));
+        let mut begun = self.begun.items[row[last] as usize].clone();
+        let facts = |site: SiteId| &self.facts[row[site.index()] as usize];
+        for &group in groups {
+            let waits = |site: SiteId| {
+                facts(site).waits.iter().any(|wish| wish.is_none_or(|wish| wish == group))
+            };
+            let works = |site: SiteId| facts(site).works.first().copied();
+            watch.begin(&mut begun, site, group, waits, works)?;
+        }
+        row[last] = self.begun.number(begun);
+        Ok(())
+    }
+
+    fn mover(&self, at: u32, code: Code) -> Mover {
+        if code.0 & Code::LINK != 0 {
+            return Mover::Link((code.0 & !Code::LINK) as usize);
+        }
+        let site = (code.0 >> 16) as usize;
+        let local = self.rows.row(at)[site];
+        match self.facts[local as usize].moves[(code.0 & 0xFFFF) as usize] {
+            Move::Claim(demand) => Mover::Claim(site, demand),
+            Move::Release(_)
+            | Move::ReleaseOne(_)
+            | Move::Withdraw(_)
+            | Move::Add(_)
+            | Move::Fire(_) => Mover::Site(site),
+        }
+    }
+
+    /// Explores everything and keeps all steps; the number of worlds, or none where there are more
+    /// than `limit` or a promise was broken.
+    pub(crate) fn all_steps(&mut self, limit: u32) -> Option<u32> {
+        self.edges = Some(Vec::new());
+        let mut at = 0;
+        while at < self.rows.count() {
+            self.expand(at).ok().filter(|()| self.rows.count() <= limit)?;
+            at += 1;
+        }
+        Some(at)
+    }
+
+    /// Whether every member of a group waits for it.
+    pub(crate) fn all_wait(&self, at: u32, group: GroupId) -> bool {
+        let row = self.rows.row(at);
+        let waits = |site: &SiteId| {
+            let waits = &self.facts[row[site.index()] as usize].waits;
+            waits.iter().any(|wish| wish.is_none_or(|wish| wish == group))
+        };
+        self.watch.as_ref().is_some_and(|watch| watch.grouping().members(group).iter().all(waits))
     }
 
     /// Where a link stands in a row: behind the sites, those of one sender together, without one
@@ -291,7 +463,8 @@ impl<'a, P: Protocol> Search<'a, P> {
         if let Some(outcome) = self.steps.get(&key) {
             return outcome.clone();
         }
-        let action = self.facts[local as usize].moves[number];
+        let facts = &self.facts[local as usize];
+        let action = *facts.moves.iter().chain(&facts.alarms).nth(number).expect("it was listed");
         let before = &self.locals.items[local as usize];
         let input = before.input(action, self.script);
         self.take_step(key, input)
@@ -317,10 +490,19 @@ impl<'a, P: Protocol> Search<'a, P> {
             let mut sends = Vec::new();
             for effect in out.as_slice() {
                 if let Effect::Send { to, clock, message, .. } = effect {
-                    sends.push((to.0, self.envelopes.number((clock.time, message.clone()))));
+                    let time = if self.script.timeless { 0 } else { clock.time };
+                    sends.push((to.0, self.envelopes.number((time, message.clone()))));
                 }
             }
-            Outcome { local: self.local(local), sends: sends.into() }
+            let begun = out.as_slice().iter().filter_map(|effect| match effect {
+                Effect::Grant { units, .. } => begun::<P>(units),
+                Effect::Send { .. }
+                | Effect::Reject { .. }
+                | Effect::Revoke { .. }
+                | Effect::Arm { .. }
+                | Effect::Disarm { .. } => None,
+            });
+            Outcome { begun: begun.collect(), local: self.local(local), sends: sends.into() }
         });
         out.drain();
         self.out = out;
@@ -369,21 +551,97 @@ impl<'a, P: Protocol> Search<'a, P> {
         settled
     }
 
+    /// In a perpetual protocol something always moves, so standing still is no sign. Looks for the
+    /// first world from which no way leads to one where nobody waits; says how it was reached.
+    fn hopeless(&mut self) -> Option<(u32, Code)> {
+        if !P::PERPETUAL {
+            return None;
+        }
+        let sites = self.cluster.sites as usize;
+        let waits = |&local: &u32| self.facts[local as usize].waiting;
+        let mut good: Vec<bool> =
+            (0..self.rows.count()).map(|i| !self.rows.row(i)[..sites].iter().any(waits)).collect();
+        let mut edges = std::mem::take(&mut self.ways);
+        edges.sort_unstable_by_key(|&(from, to)| (to, from));
+        let mut queue: Vec<u32> = (0..self.rows.count()).filter(|&i| good[i as usize]).collect();
+        while let Some(at) = queue.pop() {
+            let first = edges.partition_point(|edge| edge.1 < at);
+            for &(from, _) in edges[first..].iter().take_while(|edge| edge.1 == at) {
+                if !std::mem::replace(&mut good[from as usize], true) {
+                    queue.push(from);
+                }
+            }
+        }
+        good.iter().position(|&good| !good).map(|row| self.rows.origin[row])
+    }
+
+    /// Tokens of a protocol that counts them: if somebody is sure of them, they have to be there.
+    fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
+        let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let queues = &queues[..self.links.len()];
+        let census = || locals.iter().map(|&local| &self.facts[local as usize].census);
+        if self.expected.is_empty() || !census().any(|census| census.sure) {
+            return Ok(());
+        }
+        let mut counts = vec![0; self.expected.len()];
+        let flying = queues.iter().flat_map(|&queue| &self.queues.items[queue as usize]);
+        let flying = flying.flat_map(|&m| P::tokens_in(&self.envelopes.items[m as usize].1));
+        for kind in census().flat_map(|census| census.tokens.iter().copied()).chain(flying) {
+            counts[kind as usize] += 1;
+        }
+        for (kind, (&found, &expected)) in counts.iter().zip(&self.expected).enumerate() {
+            if found != expected {
+                let detail = format!(
+                    "there are {found} tokens of kind {kind} instead of {expected}, \
+                     and the root has counted and is content"
+                );
+                return Err(Violation::new("tokens", detail));
+            }
+        }
+        Ok(())
+    }
+
     /// The promises that can be judged in one world.
     fn judge(&self, row: &[u32]) -> Result<(), Violation> {
+        self.judge_tokens(row)?;
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
+        let queues = &queues[..self.links.len()];
         let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
-        for (pool, units) in self.cluster.pools.iter().enumerate() {
+        let seats = if P::PROFILE.serves == Service::Gang { locals.len() } else { 0 };
+        let seats = std::iter::repeat_n(&Units(1), seats);
+        for (pool, units) in self.cluster.pools.iter().chain(seats).enumerate() {
             let held: u64 = facts().map(|facts| facts.held[pool]).sum();
             if held > u64::from(units.0) {
                 let detail = format!("{held} units of pool p{pool} are held, which has {units}");
                 return Err(Violation::new("capacity", detail));
             }
         }
-        if queues.iter().any(|&queue| queue != EMPTY) || facts().any(|facts| facts.stirring) {
+        for facts in facts() {
+            let early = |claim: &&Stamp| {
+                let leader = &self.facts[locals[claim.site.index()] as usize];
+                leader.unstarted.contains(claim)
+            };
+            if let Some(claim) = facts.started.iter().find(early) {
+                let detail = format!("a member works for {claim}, which has not started");
+                return Err(Violation::new("together", detail));
+            }
+        }
+        let quiet = queues.iter().all(|&queue| queue == EMPTY);
+        if P::PROFILE.serves == Service::Semaphore {
+            self.judge_semaphores(locals, quiet)?;
+        }
+        if let Some(watch) = &self.watch {
+            let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
+            watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
+        }
+        if !quiet || facts().any(|facts| facts.stirring) {
             return Ok(());
         }
-        if facts().any(|facts| facts.waiting) {
+        // Whoever works in a group waits for others that may yet come.
+        if self.watch.is_some() && facts().any(|facts| facts.claims) {
+            return Ok(());
+        }
+        if P::PROFILE.serves != Service::Semaphore && facts().any(|facts| facts.waiting) {
             let detail = "a claim waits, nothing is in flight and nobody holds anything";
             return Err(Violation::new("progress", detail));
         }
@@ -392,6 +650,45 @@ impl<'a, P: Protocol> Search<'a, P> {
                 "rest",
                 "no claims and no messages, yet a site is not idle",
             ));
+        }
+        Ok(())
+    }
+
+    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right
+    /// count; and whoever has its turn takes what is there.
+    fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
+        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
+        let mut turns = false;
+        for (pool, initial) in self.cluster.pools.iter().enumerate() {
+            let sum = |side: fn(&(u64, u64)) -> u64| -> u64 {
+                facts().map(|facts| side(&facts.balance[pool])).sum()
+            };
+            let (added, taken) = (sum(|b| b.0), sum(|b| b.1));
+            let Some(value) = (u64::from(initial.0) + added).checked_sub(taken) else {
+                let detail = format!("{taken} units taken of {initial} and {added} added");
+                return Err(Violation::new("value", detail));
+            };
+            let heads = || facts().filter_map(|facts| facts.heads[pool].as_ref());
+            if heads().count() > 1 {
+                let detail = format!("{} claims have their turn at once", heads().count());
+                return Err(Violation::new("turn", detail));
+            }
+            let Some(head) = heads().next() else { continue };
+            turns = true;
+            if let Some(count) = head.taken
+                && u64::try_from(count) != Ok(taken)
+            {
+                let detail = format!("{taken} units taken, and whose turn it is counts {count}");
+                return Err(Violation::new("count", detail));
+            }
+            if quiet && head.units <= value {
+                let detail = "a claim has its turn, there are units, and nothing is in flight";
+                return Err(Violation::new("progress", detail));
+            }
+        }
+        if quiet && !turns && facts().any(|facts| facts.waiting) {
+            let detail = "a claim waits, nothing is in flight and nobody has its turn";
+            return Err(Violation::new("progress", detail));
         }
         Ok(())
     }
@@ -406,9 +703,8 @@ impl<'a, P: Protocol> Search<'a, P> {
             row = before;
         }
         let mut world = World::<P>::new(self.cluster, self.script);
-        let mut exact = Exact::<P>::new(self.cluster);
-        let mut steps = Vec::new();
-        for (number, code) in (1..).zip(codes.into_iter().rev()) {
+        let (mut exact, mut steps) = Exact::<P>::new(self.cluster);
+        for (number, code) in (steps.len() as u64 + 1..).zip(codes.into_iter().rev()) {
             let (site, input) = world.input(self.action(&world, code), self.script);
             steps.push(exact.follow(number, site, input.clone()));
             // The last step may be the violation itself.
@@ -425,7 +721,11 @@ impl<'a, P: Protocol> Search<'a, P> {
             return Action::Deliver { from, to };
         }
         let site = SiteId(u16::try_from(code.0 >> 16).expect("it came from 16 bits"));
-        let moves = world.locals[site.index()].moves(self.script);
+        let local = &world.locals[site.index()];
+        let mut moves = local.moves(self.script);
+        if P::PERPETUAL {
+            moves.extend(local.alarms());
+        }
         Action::Local(site, moves[(code.0 & 0xFFFF) as usize])
     }
 
@@ -443,14 +743,47 @@ impl<'a, P: Protocol> Search<'a, P> {
 const EMPTY: u32 = 0;
 
 fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> Facts<P::Timer> {
-    let mut held = vec![0; cluster.pools.len()];
+    let gang = P::PROFILE.serves == Service::Gang;
+    let seats = if gang { usize::from(cluster.sites) } else { 0 };
+    let mut held = vec![0; cluster.pools.len() + seats];
     for client in local.claims.iter().filter(|client| client.held) {
         for (pool, units) in client.demand.parts() {
-            held[pool.index()] += u64::from(units.0);
+            // Seats in groups are no pool of the cluster.
+            if let Some(held) = held.get_mut(pool.index()) {
+                *held += u64::from(units.0);
+            }
         }
     }
+    let turn = |pool| {
+        let head = local.protocol.head(pool)?;
+        let mine = local.claims.iter().find(|client| client.claim == head.claim);
+        let units = mine.map_or(0, |client| u64::from(client.demand.units(pool).0));
+        Some(Turn { units, taken: head.taken })
+    };
+    let semaphores = (0..).map(PoolId).take(local.balance.len());
+    let moves = local.moves(script);
+    let group = |held| {
+        let clients = local.claims.iter().filter(move |client| client.held == held);
+        clients.map(|client| Grouping::named(&client.demand))
+    };
+    let groups = P::PROFILE.serves == Service::Group;
+    let alarms = if P::PERPETUAL { local.alarms().collect() } else { Vec::new() };
+    let me = local.protocol.me();
+    let claims = |held| {
+        let clients = local.claims.iter().filter(move |client| client.held == held && gang);
+        clients.map(|client| client.claim)
+    };
     Facts {
-        moves: local.moves(script),
+        alarms,
+        census: local.protocol.census(),
+        started: claims(true).filter(|claim| claim.site != me).collect(),
+        unstarted: claims(false).chain(local.off.iter().copied()).collect(),
+        claims: moves.iter().any(|action| matches!(action, Move::Claim(_))),
+        works: group(true).flatten().filter(|_| groups).collect(),
+        waits: group(false).filter(|_| groups).collect(),
+        moves,
+        balance: local.balance.clone(),
+        heads: semaphores.map(turn).collect(),
         held,
         live: !local.claims.is_empty(),
         waiting: local.claims.iter().any(|client| !client.held),

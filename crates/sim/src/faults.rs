@@ -20,6 +20,10 @@ pub enum Fault {
     Crash,
     /// A site that died comes back.
     Restart,
+    /// One half of the sites hears the other for a while, but not the other way round.
+    OneWay,
+    /// Clocks run a little too fast or too slow.
+    ClockRate,
     /// All variables and channels hold garbage at the start.
     ArbitraryStart,
     /// A step scrambles its site with this probability.
@@ -27,7 +31,18 @@ pub enum Fault {
 }
 
 impl Fault {
-    const NAMES: &'static str = "pause, partition, crash, restart, arbitrary-start, corrupt=P";
+    const NAMES: &'static str = "pause, partition, crash, restart, one-way, clock-rate, \
+                                 arbitrary-start, corrupt=P";
+
+    /// Whether it takes a change of epoch to survive it: then sites are members, with leases.
+    pub const fn needs_epochs(self) -> bool {
+        matches!(self, Self::Crash | Self::Restart | Self::OneWay | Self::ClockRate)
+    }
+
+    /// Whether it puts garbage into memories.
+    pub const fn garbles(self) -> bool {
+        matches!(self, Self::ArbitraryStart | Self::Corrupt(_))
+    }
 
     /// The name without its parameter.
     pub const fn name(self) -> &'static str {
@@ -36,6 +51,8 @@ impl Fault {
             Self::Partition => "partition",
             Self::Crash => "crash",
             Self::Restart => "restart",
+            Self::OneWay => "one-way",
+            Self::ClockRate => "clock-rate",
             Self::ArbitraryStart => "arbitrary-start",
             Self::Corrupt(_) => "corrupt",
         }
@@ -51,6 +68,8 @@ impl FromStr for Fault {
             "partition" => return Ok(Self::Partition),
             "crash" => return Ok(Self::Crash),
             "restart" => return Ok(Self::Restart),
+            "one-way" => return Ok(Self::OneWay),
+            "clock-rate" => return Ok(Self::ClockRate),
             "arbitrary-start" => return Ok(Self::ArbitraryStart),
             _ => {}
         }
@@ -69,9 +88,13 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Corrupt(p) => write!(f, "corrupt={p}"),
-            Self::Pause | Self::Partition | Self::Crash | Self::Restart | Self::ArbitraryStart => {
-                f.write_str(self.name())
-            }
+            Self::Pause
+            | Self::Partition
+            | Self::Crash
+            | Self::Restart
+            | Self::OneWay
+            | Self::ClockRate
+            | Self::ArbitraryStart => f.write_str(self.name()),
         }
     }
 }
@@ -115,7 +138,10 @@ impl Weather {
                 let bits = (0..self.sites).map(SiteId).filter(|_| self.rng.below(2) == 0);
                 self.cut = (bits.collect(), until);
             }
-            Fault::Crash | Fault::Restart | Fault::ArbitraryStart | Fault::Corrupt(_) => {
+            Fault::Crash | Fault::Restart | Fault::OneWay | Fault::ClockRate => {
+                unreachable!("{fault} is a matter for members")
+            }
+            Fault::ArbitraryStart | Fault::Corrupt(_) => {
                 unreachable!("no registered protocol claims to survive {fault}")
             }
         }

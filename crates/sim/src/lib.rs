@@ -5,14 +5,22 @@
 //! writes down what happened and runs it again.
 
 pub mod exhaustive;
+pub mod fairness;
 pub mod faults;
+mod gangs;
+pub mod groups;
+pub mod healing;
+pub mod history;
+pub mod mortal;
 pub mod oracle;
 pub mod report;
 pub mod rng;
 pub mod script;
 pub mod seeded;
 pub mod span;
+pub mod storm;
 pub mod trace;
+pub mod upkeep;
 pub mod world;
 
 use kofm_core::parts::Routed;

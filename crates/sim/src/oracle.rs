@@ -1,14 +1,18 @@
 //! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
 //! thinks of itself.
 
-use kofm_core::{Cluster, Demand, Fence, PoolId, Stamp, Unit};
+use kofm_core::{Cluster, Demand, Fence, Grouping, Head, PoolId, Service, Stamp, Unit, Units};
 
+use crate::gangs::Gangs;
+use crate::groups;
 use crate::world::Violation;
 
 /// Everything that clients have seen so far.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     pools: Vec<PoolView>,
+    /// Whether pools are semaphores: units are what there ever was, held what was ever taken.
+    semaphores: bool,
     claims: Vec<Seen>,
     /// Numbers of the claims of each site, in the order of their stamps.
     by_site: Vec<Vec<(u64, u32)>>,
@@ -17,12 +21,19 @@ pub struct Oracle {
     max_in_use: u64,
     violations: Vec<Violation>,
     violation_count: u64,
+    forgiven: u64,
+    /// What is seen of groups, where there are any.
+    groups: Option<groups::Seen>,
+    /// How many pools are not the seats of a group.
+    real: usize,
 }
 
 #[derive(Clone, Debug)]
 struct PoolView {
     units: u64,
     held: u64,
+    /// What was added to a semaphore.
+    added: u64,
     /// For each amount, the largest fence that a grant of that amount or more had. Beyond
     /// `FENCED_AMOUNTS` only the amounts that conflict with everything are told apart.
     fence_of: Vec<u64>,
@@ -33,6 +44,7 @@ struct PoolView {
 /// One claim as its client sees it.
 #[derive(Clone, Debug)]
 struct Seen {
+    claim: Stamp,
     demand: Demand,
     held: bool,
     over: bool,
@@ -48,27 +60,48 @@ const KEPT: usize = 20;
 
 impl Oracle {
     /// Nothing seen yet.
-    pub fn new(cluster: &Cluster) -> Self {
-        let view = |&units: &kofm_core::Units| {
+    pub fn new(cluster: &Cluster, serves: Service) -> Self {
+        let view = |&units: &Units| {
             let units = u64::from(units.0);
-            let amounts = if units <= FENCED_AMOUNTS { index(units) + 1 } else { 0 };
-            PoolView { units, held: 0, fence_of: vec![0; amounts], named: Vec::new() }
+            let fenced = serves == Service::Pool && units <= FENCED_AMOUNTS;
+            let amounts = if fenced { index(units) + 1 } else { 0 };
+            PoolView { units, held: 0, added: 0, fence_of: vec![0; amounts], named: Vec::new() }
         };
         Self {
             pools: cluster.pools.iter().map(view).collect(),
+            semaphores: serves == Service::Semaphore,
             claims: Vec::new(),
             by_site: vec![Vec::new(); usize::from(cluster.sites)],
             waiting: Vec::new(),
             max_in_use: 0,
             violations: Vec::new(),
             violation_count: 0,
+            forgiven: 0,
+            groups: None,
+            real: cluster.pools.len(),
         }
+    }
+
+    /// The same, for a protocol that serves groups; see [`Watch`](groups::Watch) for `strict`.
+    pub fn of_groups(cluster: &Cluster, grouping: &Grouping, strict: bool) -> Self {
+        let units = |group| Units(u32::try_from(grouping.members(group).len()).unwrap_or(u32::MAX));
+        let seats = grouping.all().map(units);
+        let pools = cluster.pools.iter().copied().chain(seats).collect();
+        let seated = Cluster { pools, ..cluster.clone() };
+        let groups = Some(groups::Seen::new(grouping, strict));
+        Self { groups, real: cluster.pools.len(), ..Self::new(&seated, Service::Group) }
+    }
+
+    /// The same, for a protocol that serves gangs: with the seats of all sites.
+    pub(crate) fn of_gangs(cluster: &Cluster, gangs: &Gangs) -> Self {
+        Self { real: cluster.pools.len(), ..Self::new(&gangs.seated(cluster), Service::Gang) }
     }
 
     /// A claim was made; says its number.
     pub fn claimed(&mut self, claim: Stamp, demand: &Demand) -> u32 {
         let number = u32::try_from(self.claims.len()).expect("fewer than 2^32 claims");
         self.claims.push(Seen {
+            claim,
             demand: demand.clone(),
             held: false,
             over: false,
@@ -76,6 +109,9 @@ impl Oracle {
             units: Vec::new(),
         });
         self.by_site[claim.site.index()].push((claim.time, number));
+        if let Some(groups) = &mut self.groups {
+            groups.claimed(claim, Grouping::named(demand));
+        }
         self.waiting.push(number);
         number
     }
@@ -103,13 +139,18 @@ impl Oracle {
         };
         self.waiting.retain(|&waiting| waiting != number);
         self.count_overtaken(number);
+        self.take_seat(claim, number, units);
         let demand = self.claims[number as usize].demand.clone();
         for (pool, k) in demand.parts() {
             let view = &mut self.pools[pool.index()];
             view.held += u64::from(k.0);
-            let (held, capacity) = (view.held, view.units);
-            self.max_in_use = self.max_in_use.max(held);
-            if held > capacity {
+            let (held, capacity) = (view.held, view.units + view.added);
+            if pool.index() < self.real {
+                self.max_in_use = self.max_in_use.max(held.saturating_sub(view.added));
+            }
+            if self.semaphores && held > capacity {
+                self.violate("value", format!("{held} units of {pool} taken, {capacity} given"));
+            } else if held > capacity {
                 self.violate("capacity", format!("{held} units of {pool} held, it has {capacity}"));
             }
             self.check_fence(claim, fence, pool.index(), k.0);
@@ -118,15 +159,55 @@ impl Oracle {
             self.check_names(claim, fence, &demand, units);
         }
         let seen = &mut self.claims[number as usize];
-        seen.held = true;
+        // What is taken from a semaphore is taken, and the claim is over.
+        seen.held = !self.semaphores;
+        seen.over = self.semaphores;
         seen.units = units.to_vec();
         Some(number)
+    }
+
+    /// Somebody added to a semaphore.
+    pub fn added(&mut self, demand: &Demand) {
+        for (pool, units) in demand.parts() {
+            self.pools[pool.index()].added += u64::from(units.0);
+        }
+    }
+
+    /// A claim has its turn at a semaphore, and its site says what it counts.
+    pub fn turn(&mut self, pool: PoolId, head: &Head) {
+        let taken = self.pools[pool.index()].held;
+        if let Some(count) = head.taken
+            && u64::try_from(count) != Ok(taken)
+        {
+            let claim = head.claim;
+            let detail =
+                format!("{taken} units of {pool} taken, {claim} has its turn with {count}");
+            self.violate("count", detail);
+        }
+    }
+
+    /// A grant in a group says which: from then on its seat is held with the rest.
+    fn take_seat(&mut self, claim: Stamp, number: u32, units: &[Unit]) {
+        let Some(groups) = &mut self.groups else { return };
+        let Some(group) = Grouping::group_of(units) else {
+            return self.violate("names", format!("{claim} was granted for no group"));
+        };
+        let seen = &mut self.claims[number as usize];
+        if seen.demand.units(group.seats()).is_zero() {
+            seen.demand = seen.demand.parts().chain([(group.seats(), Units(1))]).collect();
+        }
+        if let Err(violation) = groups.began(claim, group) {
+            self.violate(violation.property, violation.detail);
+        }
     }
 
     /// A holder gave back a part, or with `None` all.
     pub fn released(&mut self, number: u32, part: Option<&Demand>) {
         let seen = &mut self.claims[number as usize];
         let part = part.unwrap_or(&seen.demand).clone();
+        if let (Some(groups), Some(group)) = (&mut self.groups, Grouping::named(&part)) {
+            groups.finished(seen.claim.site, group);
+        }
         seen.demand = seen.demand.minus(&part).expect("clients give back what they hold");
         let over = seen.demand.is_empty();
         seen.over = over;
@@ -146,8 +227,23 @@ impl Oracle {
 
     /// A waiting claim was withdrawn or rejected.
     pub fn ended(&mut self, number: u32) {
+        if let Some(groups) = &mut self.groups {
+            groups.ended(self.claims[number as usize].claim);
+        }
         self.waiting.retain(|&waiting| waiting != number);
         self.claims[number as usize].over = true;
+    }
+
+    /// What was violated so far is put down to faults that are still being healed.
+    pub fn forgive(&mut self) {
+        self.forgiven += self.violation_count;
+        self.violation_count = 0;
+        self.violations.clear();
+    }
+
+    /// Violations that were put down to faults.
+    pub const fn forgiven(&self) -> u64 {
+        self.forgiven
     }
 
     /// Notes a violation.

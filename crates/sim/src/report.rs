@@ -20,8 +20,12 @@ pub struct Report {
     pub withdrawn: u64,
     /// Claims refused by the protocol.
     pub rejected: u64,
+    /// Claims whose units were taken back by the protocol.
+    pub revoked: u64,
     /// Messages sent, each hop counted.
     pub messages: u64,
+    /// Messages of them that told everybody of an addition, and served no claim.
+    pub spread: u64,
     /// Steps taken.
     pub events: u64,
     /// Messages charged to each claim, by its number.
@@ -38,8 +42,28 @@ pub struct Report {
     pub violations: Vec<String>,
     /// How many violations there were.
     pub violation_count: u64,
+    /// Violations before the last fault was healed.
+    pub violations_before: u64,
+    /// How garbage was healed, in runs that had some.
+    pub stabilised: Option<Stabilised>,
     /// Claims that still waited at the end.
     pub unserved: u64,
+}
+
+/// How long it took from the last fault until all tokens were right for good, and all claims that
+/// were held until then had ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stabilised {
+    /// Times that garbage was put into memories.
+    pub faults: u64,
+    /// Circulations that the root completed.
+    pub circulations: u64,
+    /// Steps of sites.
+    pub steps: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Time.
+    pub time: Time,
 }
 
 /// The smallest, the mean and the largest of something.
@@ -63,7 +87,9 @@ impl Report {
             requests: 0,
             withdrawn: 0,
             rejected: 0,
+            revoked: 0,
             messages: 0,
+            spread: 0,
             events: 0,
             charges: Vec::new(),
             granted: Vec::new(),
@@ -72,6 +98,8 @@ impl Report {
             max_in_use: 0,
             violations: Vec::new(),
             violation_count: 0,
+            violations_before: 0,
+            stabilised: None,
             unserved: 0,
         }
     }
@@ -84,6 +112,7 @@ impl Report {
         let text = violations.iter().map(|v| format!("{}: {}", v.property, v.detail));
         self.violations = text.collect();
         self.violation_count = count;
+        self.violations_before = oracle.forgiven();
         self.waits.sort_unstable();
     }
 
@@ -102,7 +131,7 @@ impl Report {
         let charges = || self.granted.iter().map(|&number| self.charges[number as usize]);
         Range {
             min: charges().min().unwrap_or(0),
-            mean: ratio(self.messages, self.grants()),
+            mean: ratio(self.messages - self.spread, self.grants()),
             max: charges().max().unwrap_or(0),
         }
     }
@@ -133,7 +162,7 @@ impl Report {
             [units] => json!(units),
             _ => json!(self.units),
         };
-        json!({
+        let mut json = json!({
             "protocol": self.protocol,
             "sites": self.sites,
             "units": units,
@@ -142,6 +171,7 @@ impl Report {
             "grants": self.grants(),
             "withdrawn": self.withdrawn,
             "rejected": self.rejected,
+            "revoked": self.revoked,
             "messages": self.messages,
             "messages_per_grant": self.messages_per_grant(),
             "wait": {
@@ -155,7 +185,19 @@ impl Report {
             "violations": self.violations,
             "unserved": self.unserved,
             "events": self.events,
-        })
+        });
+        if let Some(healed) = &self.stabilised {
+            json["stabilised"] = json!({
+                "faults": healed.faults,
+                "circulations": healed.circulations,
+                "steps": healed.steps,
+                "messages": healed.messages,
+                "time": delays(healed.time),
+                "violations_before": self.violations_before,
+                "violations_after": self.violation_count,
+            });
+        }
+        json
     }
 }
 

@@ -11,8 +11,9 @@
 //! ```
 //!
 //! Commands: `cluster PROTOCOL sites=N units=M[,M] [topology=ring|tree]`, `claim SITE NAME DEMAND`,
-//! `release NAME [DEMAND]`, `withdraw NAME`, `deliver FROM TO`, `settle` (deliver until nothing is
-//! left) and `explain NAME`. Lines that begin with `#` are comments.
+//! `release NAME [DEMAND]`, `withdraw NAME`, `add SITE DEMAND`, `deliver FROM TO`, `settle`
+//! (deliver
+//! until nothing is left) and `explain NAME`. Lines that begin with `#` are comments.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -65,7 +66,7 @@ impl Visitor for Teller<'_> {
         let script = Script::new(self.cluster.sites, 0, Vec::new());
         let mut stage = Stage::<P> {
             world: World::new(self.cluster, &script),
-            exact: Exact::new(self.cluster),
+            exact: Exact::new(self.cluster).0,
             names: BTreeMap::new(),
             script,
         };
@@ -118,6 +119,16 @@ impl<P: Protocol> Stage<P> {
             ["withdraw", name] => {
                 let (site, claim) = self.named(name)?;
                 Ok(self.take(site, Input::Withdraw { claim }))
+            }
+            ["add", site, amount] => {
+                let (site, demand) = (site_id(site)?, demand(amount)?);
+                let local = self.world.locals.get(site.index()).ok_or("no such site")?;
+                let room =
+                    |(pool, units): (_, Units)| u64::from(units.0) <= local.protocol.room(pool);
+                if !demand.parts().all(room) {
+                    return Err("nothing can be added there".to_owned());
+                }
+                Ok(self.take(site, Input::Add { demand }))
             }
             ["deliver", from, to] => self.deliver(site_id(from)?, site_id(to)?),
             ["settle"] => self.settle(),

@@ -8,16 +8,19 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, SiteId,
-    Stamp, Units, step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, Service,
+    SiteId, Stamp, Units, step,
 };
 
 use crate::faults::{Fault, Weather};
+use crate::gangs::Gangs;
+use crate::groups::{Cast, names_groups};
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
 use crate::span::{Span, Time};
 use crate::trace::Step;
+use crate::upkeep::Upkeep;
 
 /// Everything that a run depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,13 +97,20 @@ impl<P: Protocol> Observer<P> for Blind {
     fn progress(&mut self, _grants: u64) {}
 }
 
-/// Runs to the end: all claims made, granted and released, all messages delivered.
+/// Runs to the end: all claims made, granted and released, all messages delivered. Where sites may
+/// die, they are members of epochs, and only the result is seen: see [`storm`](crate::storm).
 pub fn run<P: Protocol, O: Observer<P>>(setup: &Setup, observer: &mut O) -> Report {
+    if setup.faults.iter().any(|fault| fault.needs_epochs()) {
+        return crate::storm::run::<P, kofm_core::epoch::Sound>(setup);
+    }
     let mut sim = Sim::<P>::new(setup);
     sim.start();
     let budget = sim.event_budget();
     while let Some(due) = sim.events.pop() {
         sim.handle(due.0, observer);
+        if P::PERPETUAL && sim.is_over() {
+            break;
+        }
         if sim.report.events > budget {
             sim.oracle.violate("progress", format!("no end after {budget} events"));
             break;
@@ -134,6 +144,12 @@ enum Event<M, T> {
         client: u32,
         claim: Stamp,
     },
+    /// Somebody adds to a semaphore what a client has done with; that one thinks again.
+    Add {
+        site: SiteId,
+        demand: Demand,
+        client: Option<u32>,
+    },
     Fire {
         site: SiteId,
         timer: T,
@@ -141,6 +157,11 @@ enum Event<M, T> {
     },
     Strike {
         fault: Fault,
+    },
+    /// A member of a gang has worked long enough.
+    Part {
+        site: SiteId,
+        claim: Stamp,
     },
 }
 
@@ -172,28 +193,50 @@ struct Sim<'a, P: Protocol> {
     /// The number under which each timer was last armed.
     timers: BTreeMap<(SiteId, P::Timer), u64>,
     remaining: u64,
+    /// Clients that have a claim.
+    busy: usize,
     /// Faults among the events.
     strikes: usize,
     oracle: Oracle,
     weather: Weather,
+    /// Follows tokens, where they can be wrong.
+    upkeep: Option<Upkeep>,
+    corrupts: Rng,
     delays: Rng,
     demands: Rng,
     times: Rng,
     report: Report,
     out: EffectsOf<P>,
+    /// Who acts, where there are groups.
+    cast: Option<Cast>,
+    /// Gangs that were claimed, where there are any.
+    gangs: Option<Gangs>,
 }
 
 impl<'a, P: Protocol> Sim<'a, P> {
     fn new(setup: &'a Setup) -> Self {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
-        let clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut clients = usize::from(cluster.sites) * setup.clients as usize;
+        let mut oracle = Oracle::new(cluster, P::PROFILE.serves);
+        let mut cast = None;
+        if P::PROFILE.serves == Service::Group {
+            let grouping = cluster.grouping().expect("checked by whoever made the cluster");
+            oracle = Oracle::of_groups(cluster, &grouping, !P::PROFILE.as_printed);
+            let acts = Cast::new(grouping, names_groups::<P>(cluster), setup.requests);
+            clients = clients.max(acts.clients().len());
+            cast = Some(acts);
+        }
+        let gangs = (P::PROFILE.serves == Service::Gang).then(|| Gangs::new(cluster));
+        if let Some(gangs) = &gangs {
+            oracle = Oracle::of_gangs(cluster, gangs);
+        }
         Self {
             setup,
             now: 0,
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             clients: vec![None; clients],
-            homes: cluster.all().collect::<Vec<_>>().repeat(setup.clients as usize),
+            homes: (0..cluster.sites).map(SiteId).cycle().take(clients).collect(),
             events: BinaryHeap::new(),
             slab: Vec::new(),
             free: Vec::new(),
@@ -202,12 +245,17 @@ impl<'a, P: Protocol> Sim<'a, P> {
             held_up: BTreeMap::new(),
             timers: BTreeMap::new(),
             remaining: setup.requests,
+            busy: 0,
             strikes: 0,
-            oracle: Oracle::new(cluster),
+            oracle,
+            cast,
+            gangs,
             delays: seed.fork(1),
             demands: seed.fork(2),
             times: seed.fork(3),
             weather: Weather::new(cluster.sites, seed.fork(4)),
+            upkeep: None,
+            corrupts: seed.fork(5),
             report: Report::new(P::NAME, setup),
             out: Effects::default(),
         }
@@ -215,13 +263,107 @@ impl<'a, P: Protocol> Sim<'a, P> {
 
     fn start(&mut self) {
         for client in 0..u32::try_from(self.clients.len()).expect("fewer than 2^32 clients") {
-            self.think(client);
+            if self.troupe(client).is_none_or(|troupe| troupe.start == client) {
+                self.think(client);
+            }
         }
-        for &fault in &self.setup.faults {
+        if P::PROFILE.serves == Service::Semaphore {
+            // So much that the largest claim is served in the end.
+            for (pool, units) in (0..).map(PoolId).zip(&self.setup.cluster.pools) {
+                let more = self.setup.k.1.saturating_sub(units.0);
+                if more > 0 {
+                    let (site, demand) = (self.anywhere(), Demand::one(pool, more));
+                    self.schedule(self.now, Event::Add { site, demand, client: None });
+                }
+            }
+        }
+        for site in self.setup.cluster.all() {
+            if let Some(timer) = self.sites[site.index()].0.alarm() {
+                self.arm(site, timer, 0);
+            }
+        }
+        if self.setup.faults.contains(&Fault::ArbitraryStart) {
+            self.begin_anywhere();
+        }
+        if self.setup.faults.iter().any(|fault| fault.garbles()) {
+            let flying = self.slab.iter().flatten().filter_map(|event| {
+                if let Event::Deliver { message, .. } = event {
+                    Some(P::tokens_in(message))
+                } else {
+                    None
+                }
+            });
+            let flying = flying.flatten().collect();
+            let sites = self.sites.iter().map(|(protocol, _)| protocol.census()).collect();
+            let expected = P::expected_tokens(&self.setup.cluster);
+            self.upkeep = Some(Upkeep::new(&expected, sites, flying));
+        }
+        for &fault in self.setup.faults.iter().filter(|fault| !fault.garbles()) {
             self.strikes += 1;
             let at = self.weather.next(self.now);
             self.schedule(at, Event::Strike { fault });
         }
+    }
+
+    /// Garbage in all variables, and on all links.
+    fn begin_anywhere(&mut self) {
+        const MOST: u64 = 8;
+        let mut rng = self.corrupts.clone();
+        let mut draw = move || rng.bits();
+        for (protocol, _) in &mut self.sites {
+            protocol.scramble(&mut draw);
+        }
+        for from in self.setup.cluster.all() {
+            for to in self.setup.cluster.others(from) {
+                for _ in 0..draw() % (MOST + 1) {
+                    let message = self.sites[from.index()].0.garbage(to, &mut draw);
+                    let Some(message) = message else { break };
+                    let delay = self.setup.delay.draw(&mut self.delays);
+                    let at = self.links.deliver_at(from, to, self.now + delay);
+                    let clock = Clock::default();
+                    self.schedule(at, Event::Deliver { from, to, clock, message });
+                }
+            }
+        }
+    }
+
+    /// A perpetual protocol has no end of its own: it is over when all claims are, and all is well.
+    fn is_over(&self) -> bool {
+        let settled = self.upkeep.as_ref().is_none_or(Upkeep::is_right);
+        self.remaining == 0 && settled && self.busy == 0
+    }
+
+    /// A fault may garble a site's memory after any of its steps.
+    fn corrupt(&mut self, site: SiteId) {
+        for fault in &self.setup.faults {
+            let Fault::Corrupt(p) = *fault else { continue };
+            if self.remaining > 0 && self.corrupts.unit() < p {
+                let corrupts = &mut self.corrupts;
+                self.sites[site.index()].0.scramble(&mut || corrupts.bits());
+                if let Some(upkeep) = &mut self.upkeep {
+                    upkeep.struck(self.now);
+                }
+            }
+        }
+    }
+
+    /// After a step: how the tokens are.
+    fn look_after(&mut self, site: SiteId, out: &EffectsOf<P>) {
+        let Some(mut upkeep) = self.upkeep.take() else { return };
+        for effect in out.as_slice() {
+            if let Effect::Send { message, .. } = effect {
+                upkeep.sent(&P::tokens_in(message));
+            }
+        }
+        upkeep.stepped(site, self.sites[site.index()].0.census());
+        let held = || {
+            let live = self.clients.iter().flatten();
+            live.filter(|live| live.held).map(|live| live.number)
+        };
+        if upkeep.judge(self.now, self.report.events, self.report.messages, held) {
+            self.oracle.forgive();
+        }
+        self.upkeep = Some(upkeep);
     }
 
     /// More events than any protocol needs: where it is exceeded, something turns in a circle.
@@ -249,7 +391,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 Event::Claim { .. }
                 | Event::Release { .. }
                 | Event::GiveUp { .. }
+                | Event::Add { .. }
                 | Event::Fire { .. }
+                | Event::Part { .. }
                 | Event::Strike { .. } => None,
             };
             // Weather changes, but what follows a message on its link must not pass it.
@@ -273,6 +417,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client } => self.claim(client, observer),
             Event::Release { client, claim, part } => self.release(client, claim, part, observer),
             Event::GiveUp { client, claim } => self.give_up(client, claim, observer),
+            Event::Add { site, demand, client } => {
+                self.oracle.added(&demand);
+                self.step(site, Input::Add { demand }, observer);
+                if let Some(client) = client {
+                    self.think(client);
+                }
+            }
             Event::Fire { site, timer, armed } => {
                 if self.timers.get(&(site, timer)) == Some(&armed) {
                     self.timers.remove(&(site, timer));
@@ -280,6 +431,10 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 }
             }
             Event::Strike { fault } => self.strike(fault),
+            Event::Part { site, claim } => {
+                self.part_done(claim);
+                self.step(site, Input::Release { claim, part: None }, observer);
+            }
         }
     }
 
@@ -289,7 +444,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Event::Claim { client }
             | Event::Release { client, .. }
             | Event::GiveUp { client, .. } => (self.home(*client), None),
-            Event::Fire { site, .. } => (*site, None),
+            Event::Add { site, .. } | Event::Fire { site, .. } | Event::Part { site, .. } => {
+                (*site, None)
+            }
             Event::Strike { .. } => return self.now,
         };
         self.weather.clear_at(site, from, self.now)
@@ -307,11 +464,33 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
     }
 
+    /// All clients of the group that this one acts for, where claims name a group.
+    fn troupe(&self, client: u32) -> Option<std::ops::Range<u32>> {
+        let cast = self.cast.as_ref().filter(|cast| !cast.clients().is_empty())?;
+        // A client beyond the last has nobody to act for.
+        if client as usize >= cast.clients().len() {
+            return Some(0..0);
+        }
+        Some(cast.troupe(cast.first(client)))
+    }
+
     fn home(&self, client: u32) -> SiteId {
+        let played = self.cast.as_ref().and_then(|cast| cast.clients().get(client as usize));
+        if let Some(&(site, _)) = played {
+            return site;
+        }
         self.homes[client as usize]
     }
 
+    /// Thinks, and then claims; a group as soon as its last client is free.
     fn think(&mut self, client: u32) {
+        let mut client = client;
+        if let Some(mut troupe) = self.troupe(client) {
+            client = troupe.start;
+            if troupe.any(|member| self.clients[member as usize].is_some()) {
+                return;
+            }
+        }
         let mut factor = factor(&self.setup.hot, self.home(client));
         if self.setup.wander {
             self.homes[client as usize] = draw_site(self.setup, &mut self.times);
@@ -321,20 +500,44 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.schedule(self.now + think, Event::Claim { client });
     }
 
+    /// A client claims; where claims name a group, all its clients do.
     fn claim<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
-        if self.remaining == 0 {
+        let Some(troupe) = self.troupe(client) else { return self.claim_one(client, observer) };
+        if self.remaining >= u64::from(troupe.end - troupe.start) {
+            troupe.for_each(|member| self.claim_one(member, observer));
+        }
+    }
+
+    fn claim_one<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
+        let site = self.home(client);
+        let alone = self.troupe(client).is_none();
+        let may = |cast: &mut Cast| !alone || cast.may_claim(site);
+        if self.remaining == 0 || !self.cast.as_mut().is_none_or(may) {
             return;
         }
         self.remaining -= 1;
         self.report.requests += 1;
-        let site = self.home(client);
-        let demand = draw_demand(self.setup, &mut self.demands);
+        let demand = match &self.cast {
+            Some(cast) => cast.demand(client, site),
+            None if P::PROFILE.serves == Service::Semaphore => {
+                draw_one(self.setup, &mut self.demands)
+            }
+            None => draw_demand(self.setup, &mut self.demands),
+        };
+        let (total, demand) = match &self.gangs {
+            Some(gangs) => gangs.draw(site, &demand, &mut self.demands),
+            None => (demand.clone(), demand),
+        };
         let (protocol, clock) = &self.sites[site.index()];
         let claim = protocol.next_stamp(*clock);
-        let number = self.oracle.claimed(claim, &demand);
+        let number = self.oracle.claimed(claim, &total);
+        if let Some(gangs) = &mut self.gangs {
+            gangs.claimed(claim, number, &demand);
+        }
         self.report.charges.push(0);
         let live = Live { claim, number, issued: self.now, held: false };
         self.clients[client as usize] = Some(live);
+        self.busy += 1;
         if let Some(patience) = self.setup.patience {
             let patience = patience.draw(&mut self.times);
             self.schedule(self.now + patience, Event::GiveUp { client, claim });
@@ -343,13 +546,18 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn release<O: Observer<P>>(&mut self, client: u32, claim: Stamp, part: bool, observer: &mut O) {
-        let live = self.clients[client as usize].expect("a holder releases");
+        // It may have been taken back.
+        let has = |live: &Live| live.claim == claim;
+        let Some(live) = self.clients[client as usize].filter(has) else { return };
         let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
-        self.oracle.released(live.number, part.as_ref());
+        if self.gangs.is_some() {
+            self.part_done(claim);
+        } else {
+            self.oracle.released(live.number, part.as_ref());
+        }
         let site = self.home(client);
         if part.is_none() {
-            self.clients[client as usize] = None;
-            self.think(client);
+            self.leave(client);
         }
         self.step(site, Input::Release { claim, part }, observer);
     }
@@ -358,9 +566,11 @@ impl<'a, P: Protocol> Sim<'a, P> {
         let waits = |live: &Live| live.claim == claim && !live.held;
         let Some(live) = self.clients[client as usize].filter(waits) else { return };
         self.oracle.ended(live.number);
+        if let Some(gangs) = &mut self.gangs {
+            gangs.ended(claim);
+        }
         self.report.withdrawn += 1;
-        self.clients[client as usize] = None;
-        self.think(client);
+        self.leave(client);
         self.step(self.home(client), Input::Withdraw { claim }, observer);
     }
 
@@ -368,6 +578,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.events += 1;
         let recorded = O::STEPS.then(|| input.clone());
         let mut out = std::mem::take(&mut self.out);
+        if let (Some(upkeep), Input::Deliver { message, .. }) = (&mut self.upkeep, &input) {
+            upkeep.arrived(&P::tokens_in(message));
+        }
         let (protocol, clock) = &mut self.sites[site.index()];
         if let Err(fault) = step(protocol, clock, input, &mut out) {
             let detail = format!("{site} refused a correct site's message: {fault}");
@@ -377,10 +590,25 @@ impl<'a, P: Protocol> Sim<'a, P> {
             let effects = out.as_slice().to_vec();
             observer.step(Step::new(self.report.events, Some(self.now), site, input, effects));
         }
+        let garbled = self.upkeep.is_some();
+        if garbled {
+            self.corrupt(site);
+            self.look_after(site, &out);
+        }
         for effect in out.drain() {
             self.carry_out(site, effect);
         }
+        if garbled && self.upkeep.as_ref().is_some_and(|upkeep| !upkeep.is_right()) {
+            self.oracle.forgive();
+        }
         self.out = out;
+        if P::PROFILE.serves == Service::Semaphore {
+            for pool in (0..).map(PoolId).take(self.setup.cluster.pools.len()) {
+                if let Some(head) = self.sites[site.index()].0.head(pool) {
+                    self.oracle.turn(pool, &head);
+                }
+            }
+        }
         if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
         }
@@ -392,12 +620,19 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 self.report.messages += 1;
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
+                } else if P::PROFILE.serves == Service::Semaphore {
+                    self.report.spread += 1;
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);
                 let at = self.links.deliver_at(site, to, self.now + delay);
                 self.schedule(at, Event::Deliver { from: site, to, clock, message });
             }
+            Effect::Grant { claim, .. } if self.gangs.is_some() && claim.site != site => {
+                self.part_begun(site, claim);
+            }
             Effect::Grant { claim, fence, units } => {
+                // The units of a gang are its members', each with its own.
+                let units = if self.gangs.is_some() { Vec::new() } else { units };
                 if let Some(number) = self.oracle.granted(claim, fence, &units) {
                     self.granted(site, claim, number);
                 }
@@ -405,11 +640,22 @@ impl<'a, P: Protocol> Sim<'a, P> {
             Effect::Reject { claim, .. } => {
                 if let Some(number) = self.oracle.number(claim) {
                     self.oracle.ended(number);
+                    if let Some(gangs) = &mut self.gangs {
+                        gangs.ended(claim);
+                    }
                     self.report.rejected += 1;
                     if let Some(client) = self.client_of(site, claim) {
-                        self.clients[client as usize] = None;
-                        self.think(client);
+                        self.leave(client);
                     }
+                }
+            }
+            Effect::Revoke { claim } => {
+                if let Some(client) = self.client_of(site, claim)
+                    && let Some(live) = self.clients[client as usize].filter(|live| live.held)
+                {
+                    self.report.revoked += 1;
+                    self.oracle.released(live.number, None);
+                    self.leave(client);
                 }
             }
             Effect::Arm { timer, min, max } => {
@@ -417,9 +663,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 let nanos =
                     |d: core::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(1 << 60);
                 let after = self.times.between(nanos(min), nanos(max));
-                let armed = self.sequence + 1;
-                self.timers.insert((site, timer), armed);
-                self.schedule(self.now + after, Event::Fire { site, timer, armed });
+                self.arm(site, timer, after);
             }
             Effect::Disarm { timer } => {
                 self.timers.remove(&(site, timer));
@@ -427,7 +671,46 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
     }
 
+    fn arm(&mut self, site: SiteId, timer: P::Timer, after: Time) {
+        let armed = self.sequence + 1;
+        self.timers.insert((site, timer), armed);
+        self.schedule(self.now + after, Event::Fire { site, timer, armed });
+    }
+
+    /// A client's claim is over; it thinks about the next one.
+    fn leave(&mut self, client: u32) {
+        if let Some(live) = self.clients[client as usize].take() {
+            self.busy -= 1;
+            if let Some(upkeep) = &mut self.upkeep {
+                upkeep.left(live.number);
+            }
+        }
+        self.think(client);
+    }
+
+    /// A member of a gang starts; its leader must have.
+    fn part_begun(&mut self, site: SiteId, claim: Stamp) {
+        let gangs = self.gangs.as_mut().expect("only gangs have members");
+        if let Err(violation) = gangs.begun(claim, site) {
+            self.oracle.violate(violation.property, violation.detail);
+        }
+        let factor = factor(&self.setup.long, site);
+        let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
+        self.schedule(self.now + hold, Event::Part { site, claim });
+    }
+
+    /// A member of a gang has finished; everything is given back with the last.
+    fn part_done(&mut self, claim: Stamp) {
+        let gangs = self.gangs.as_mut().expect("only gangs have members");
+        if let Some(number) = gangs.done(claim) {
+            self.oracle.released(number, None);
+        }
+    }
+
     fn granted(&mut self, site: SiteId, claim: Stamp, number: u32) {
+        if let Some(gangs) = &mut self.gangs {
+            gangs.started(claim);
+        }
         let Some(client) = self.client_of(site, claim) else { return };
         let live = self.clients[client as usize].as_mut().expect("it was found by its claim");
         live.held = true;
@@ -435,14 +718,43 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.report.granted.push(number);
         let factor = factor(&self.setup.long, site);
         let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
-        if self.setup.partial && self.oracle.units(number) > 1 {
+        if P::PROFILE.serves == Service::Semaphore {
+            return self.taken(client, number, hold);
+        }
+        if self.setup.partial && self.gangs.is_none() && self.oracle.units(number) > 1 {
             let half = self.now + hold / 2;
             self.schedule(half, Event::Release { client, claim, part: true });
         }
         self.schedule(self.now + hold, Event::Release { client, claim, part: false });
     }
 
+    /// Units were taken from a semaphore. Anybody may add them again: who does is drawn.
+    fn taken(&mut self, client: u32, number: u32, hold: Time) {
+        self.clients[client as usize] = None;
+        let (pool, mut units) = (self.oracle.first_pool(number), self.oracle.units(number));
+        if self.setup.partial && units > 1 {
+            units -= 1;
+            let (site, demand) = (self.anywhere(), Demand::one(pool, 1));
+            self.schedule(self.now + hold / 2, Event::Add { site, demand, client: None });
+        }
+        let units = u32::try_from(units).expect("a claim is for no more");
+        let (site, demand) = (self.anywhere(), Demand::one(pool, units));
+        self.schedule(self.now + hold, Event::Add { site, demand, client: Some(client) });
+    }
+
+    fn anywhere(&mut self) -> SiteId {
+        let site = self.times.below(self.setup.cluster.sites.into());
+        SiteId(u16::try_from(site).expect("below the number of sites"))
+    }
+
     fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
+        if let Some(cast) = self.cast.as_ref().filter(|cast| !cast.clients().is_empty()) {
+            let mine = (0..).zip(cast.clients()).filter(|(_, client)| client.0 == site);
+            let has = |live: &Live| live.claim == claim;
+            let mut mine = mine.map(|(client, _)| client);
+            return mine
+                .find(|&client: &u32| self.clients[client as usize].as_ref().is_some_and(has));
+        }
         let all = u32::try_from(self.clients.len()).expect("fewer than 2^32 clients");
         let has = |live: &Live| live.claim == claim;
         let is = |client: &u32| self.clients[*client as usize].as_ref().is_some_and(has);
@@ -458,6 +770,10 @@ impl<'a, P: Protocol> Sim<'a, P> {
         if unserved == 0 && restless > 0 && self.events.is_empty() {
             let detail = format!("{restless} sites are not idle after the last release");
             self.oracle.violate("rest", detail);
+        }
+        self.report.stabilised = self.upkeep.map(Upkeep::stabilised);
+        if let Some(open) = self.gangs.as_ref().map(Gangs::open).filter(|&open| open > 0) {
+            self.oracle.violate("together", format!("{open} gangs did not start or end together"));
         }
         self.report.close(&self.oracle);
         self.report
@@ -508,8 +824,17 @@ fn draw_site(setup: &Setup, rng: &mut Rng) -> SiteId {
     setup.cluster.all().find(|site| drawn(site)).unwrap_or(last)
 }
 
+/// One of the semaphores, and k of it.
+fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
+    let count = setup.cluster.pools.len() as u64;
+    let pool = if count > 1 { rng.below(count) } else { 0 };
+    let k = rng.between(setup.k.0.into(), setup.k.1.into());
+    let small = "they came from such numbers";
+    Demand::one(PoolId(u16::try_from(pool).expect(small)), u32::try_from(k).expect(small))
+}
+
 /// One pool: k of it. Several: a part of them that is not empty, each with its own k.
-fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
+pub(crate) fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
     let pools = &setup.cluster.pools;
     let amount = |units: Units, rng: &mut Rng| {
         let (low, high) = (setup.k.0.min(units.0), setup.k.1.min(units.0));

@@ -6,8 +6,10 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
 
+use kofm_core::protocols::gang::Shares;
+use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::RequestSets;
-use kofm_core::{Clock, Cluster, Effect, Effects, Input, Protocol, SiteId, step};
+use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service, SiteId, step};
 use serde::{Deserialize, Serialize};
 
 use crate::span::{DELAY, Time};
@@ -79,6 +81,7 @@ impl<M: std::fmt::Debug, T: std::fmt::Debug> Step<M, T> {
                 write!(line, "{site} release {part} of {claim}")
             }
             Input::Withdraw { claim } => write!(line, "{site} withdraw {claim}"),
+            Input::Add { demand } => write!(line, "{site} add {demand}"),
             Input::Deliver { from, message, .. } => write!(line, "{site} <- {from} {message:?}"),
             Input::Fire { timer } => write!(line, "{site} timer {timer:?}"),
         };
@@ -93,6 +96,7 @@ impl<M: std::fmt::Debug, T: std::fmt::Debug> Step<M, T> {
                     write!(line, "GRANT {claim} fence {fence} units {units:?}")
                 }
                 Effect::Reject { claim, reason } => write!(line, "reject {claim}: {reason}"),
+                Effect::Revoke { claim } => write!(line, "REVOKE {claim}"),
                 Effect::Arm { timer, min, max } => {
                     write!(line, "arm {timer:?} {min:?}..{max:?}")
                 }
@@ -148,8 +152,16 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     if header.cluster.sites == 0 || header.cluster.pools.is_empty() {
         return Err("line 1: a cluster has at least one site and one pool".into());
     }
-    RequestSets::check(&header.cluster)
-        .map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
+    let serves = Kind::named(&header.protocol).map(|kind| kind.profile().serves);
+    let semaphores = serves == Some(Service::Semaphore);
+    let terms = if semaphores { turns(&header.cluster) } else { header.cluster.clone() };
+    RequestSets::check(&terms).map_err(|(pool, error)| format!("line 1: pool {pool}: {error}"))?;
+    if serves == Some(Service::Group) {
+        header.cluster.grouping().map_err(|error| format!("line 1: {error}"))?;
+    }
+    if serves == Some(Service::Gang) && Shares::new(&header.cluster).is_none() {
+        return Err("line 1: too many sites and pools for gangs".into());
+    }
     Ok(header)
 }
 
@@ -179,6 +191,11 @@ pub fn replay<P: Protocol>(
             && *claim != protocol.next_stamp(*clock)
         {
             return Err(format!("line {number}: {site} cannot have made claim {claim} then"));
+        }
+        if let Input::Add { demand } = &recorded.input
+            && demand.parts().any(|(pool, units)| u64::from(units.0) > protocol.room(pool))
+        {
+            return Err(format!("line {number}: {site} cannot have added {demand} then"));
         }
         step(protocol, clock, recorded.input.clone(), &mut out)
             .map_err(|fault| format!("line {number}: {site} refuses the message: {fault}"))?;

@@ -3,11 +3,11 @@
 //! A [`World`] can list what may happen next and let one of it happen. The exhaustive checker
 //! tries everything; scripts and replays say what.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol,
-    SiteId, Stamp, step,
+    Clock, Cluster, Demand, Effect, Effects, EffectsOf, GroupId, Grouping, Input, InputOf,
+    PeerFault, Protocol, Service, SiteId, Stamp, Unit, step,
 };
 
 use crate::trace::Step;
@@ -25,13 +25,59 @@ pub struct Script {
     pub withdraw: bool,
     /// Whether a holder may give back one unit at a time.
     pub partial: bool,
+    /// Sites whose holders never give back anything.
+    pub keepers: Vec<SiteId>,
+    /// How often each site adds to a semaphore, by site; nowhere where it is empty.
+    pub adds: Vec<u32>,
+    /// What may be added at once.
+    pub amounts: Vec<Demand>,
+    /// What each site may ask for, and how often, where sites differ; each demand is live once at
+    /// a time. Empty where all may ask for the same.
+    pub own: Vec<Vec<(Demand, u32)>>,
+    /// Whether a stamp is only a name, and one that is free is used again: for protocols whose
+    /// order does not come from stamps.
+    pub timeless: bool,
+    /// Whether claims of the site's own are made for ever.
+    pub endless: bool,
 }
 
 impl Script {
     /// `rounds` claims per site, one at a time, each for one of the demands.
     pub fn new(sites: u16, rounds: u32, demands: Vec<Demand>) -> Self {
         let rounds = vec![rounds; usize::from(sites)];
-        Self { rounds, demands, slots: 1, withdraw: false, partial: false }
+        Self {
+            rounds,
+            demands,
+            slots: 1,
+            withdraw: false,
+            partial: false,
+            keepers: Vec::new(),
+            adds: Vec::new(),
+            amounts: Vec::new(),
+            own: Vec::new(),
+            timeless: false,
+            endless: false,
+        }
+    }
+
+    /// Claims so that every group works `rounds` times: each process claims for itself, or for each
+    /// of its groups where claims are `named`.
+    pub fn of_groups(grouping: &Grouping, named: bool, rounds: u32) -> Self {
+        let own = |process: SiteId| {
+            let groups = grouping.of(process);
+            if named {
+                let claim = |group| (grouping.demand_for(process, group), rounds);
+                return groups.into_iter().map(claim).collect();
+            }
+            let times = u32::try_from(groups.len()).expect("groups are numbered by 16 bits");
+            vec![(grouping.demand(process), rounds.saturating_mul(times))]
+        };
+        let own = (0..grouping.processes()).map(SiteId).map(own).collect();
+        Self { own, timeless: true, ..Self::new(grouping.processes(), 0, Vec::new()) }
+    }
+
+    fn demand(&self, site: SiteId, number: usize) -> &Demand {
+        self.own.get(site.index()).map_or_else(|| &self.demands[number], |own| &own[number].0)
     }
 }
 
@@ -47,8 +93,20 @@ pub struct Local<P: Protocol> {
     pub timers: BTreeSet<P::Timer>,
     /// Claims that its clients have still to make.
     pub rounds: u32,
+    /// The same for each demand that only this site makes.
+    pub own: Vec<(Demand, u32)>,
+    /// Whether stamps are only names.
+    pub timeless: bool,
+    /// Whether claims are made for ever.
+    pub endless: bool,
     /// Claims that are live, oldest first.
     pub claims: Vec<Client>,
+    /// Gangs that were called off: none of their members may start any more.
+    pub off: Vec<Stamp>,
+    /// Times that its clients have still to add to a semaphore.
+    pub adds: u32,
+    /// Units that its clients have added to semaphores and taken from them, by pool.
+    pub balance: Vec<(u64, u64)>,
 }
 
 /// One live claim, as its client sees it.
@@ -56,7 +114,9 @@ pub struct Local<P: Protocol> {
 pub struct Client {
     /// The claim.
     pub claim: Stamp,
-    /// What it asks for, or still holds.
+    /// What it asked for.
+    pub asked: Demand,
+    /// What it asks for, or still holds; in a group, with the seat that it got.
     pub demand: Demand,
     /// Whether it was granted.
     pub held: bool,
@@ -73,6 +133,8 @@ pub enum Move<T> {
     ReleaseOne(usize),
     /// Give up waiting.
     Withdraw(usize),
+    /// Add the amount of this number in the script to a semaphore.
+    Add(usize),
     /// A timer fires.
     Fire(T),
 }
@@ -119,17 +181,48 @@ impl<P: Protocol> Local<P> {
             time: 0,
             timers: BTreeSet::new(),
             rounds,
+            own: Vec::new(),
+            timeless: false,
+            endless: false,
             claims: Vec::new(),
+            off: Vec::new(),
+            adds: 0,
+            balance: match P::PROFILE.serves {
+                Service::Pool | Service::Group | Service::Gang => Vec::new(),
+                Service::Semaphore => vec![(0, 0); cluster.pools.len()],
+            },
+        }
+    }
+
+    /// The site as a script has it.
+    pub fn scripted(me: SiteId, cluster: &Cluster, script: &Script) -> Self {
+        Self {
+            own: script.own.get(me.index()).cloned().unwrap_or_default(),
+            timeless: script.timeless,
+            endless: script.endless,
+            ..Self::new(me, cluster, script.rounds[me.index()])
         }
     }
 
     /// What its clients and timers may do.
     pub fn moves(&self, script: &Script) -> Vec<Move<P::Timer>> {
         let mut list = Vec::new();
+        for (i, (demand, left)) in self.own.iter().enumerate() {
+            let live = |client: &Client| client.asked == *demand;
+            if (self.endless || *left > 0) && !self.claims.iter().any(live) {
+                list.push(Move::Claim(i));
+            }
+        }
         if self.rounds > 0 && self.claims.len() < script.slots {
             list.extend((0..script.demands.len()).map(Move::Claim));
         }
+        if self.adds > 0 {
+            list.extend((0..script.amounts.len()).map(Move::Add));
+        }
         for (i, client) in self.claims.iter().enumerate() {
+            if client.held && script.keepers.contains(&client.claim.site) {
+                continue;
+            }
             if client.held {
                 list.push(Move::Release(i));
                 let total: u32 = client.demand.parts().map(|part| part.1.0).sum();
@@ -140,8 +233,16 @@ impl<P: Protocol> Local<P> {
                 list.push(Move::Withdraw(i));
             }
         }
-        list.extend(self.timers.iter().copied().map(Move::Fire));
+        if !P::PERPETUAL {
+            list.extend(self.alarms());
+        }
         list
+    }
+
+    /// Its timers that may fire. Those of a perpetual protocol are for what got lost, and fire only
+    /// where nothing else can happen and somebody waits.
+    pub fn alarms(&self) -> impl Iterator<Item = Move<P::Timer>> + '_ {
+        self.timers.iter().copied().map(Move::Fire)
     }
 
     /// The input that a move is.
@@ -149,7 +250,7 @@ impl<P: Protocol> Local<P> {
         match action {
             Move::Claim(i) => Input::Claim {
                 claim: self.protocol.next_stamp(clock(self.time)),
-                demand: script.demands[i].clone(),
+                demand: script.demand(self.protocol.me(), i).clone(),
             },
             Move::Release(i) => Input::Release { claim: self.claims[i].claim, part: None },
             Move::ReleaseOne(i) => {
@@ -158,6 +259,7 @@ impl<P: Protocol> Local<P> {
                 Input::Release { claim: client.claim, part: Some(Demand::one(pool, 1)) }
             }
             Move::Withdraw(i) => Input::Withdraw { claim: self.claims[i].claim },
+            Move::Add(i) => Input::Add { demand: script.amounts[i].clone() },
             Move::Fire(timer) => Input::Fire { timer },
         }
     }
@@ -167,11 +269,31 @@ impl<P: Protocol> Local<P> {
         match &input {
             Input::Claim { claim, demand } => {
                 self.rounds = self.rounds.saturating_sub(1);
-                let client = Client { claim: *claim, demand: demand.clone(), held: false };
+                if let Some(own) = self.own.iter_mut().find(|own| own.0 == *demand && !self.endless)
+                {
+                    own.1 = own.1.saturating_sub(1);
+                }
+                // Elsewhere nobody looks at it, and worlds that differ only there are the same.
+                let asked = match P::PROFILE.serves {
+                    Service::Group | Service::Gang => demand.clone(),
+                    Service::Pool | Service::Semaphore => Demand::from_iter([]),
+                };
+                let client = Client { claim: *claim, asked, demand: demand.clone(), held: false };
                 self.claims.push(client);
             }
             Input::Release { claim, part } => self.give_back(*claim, part.as_ref()),
-            Input::Withdraw { claim } => self.claims.retain(|client| client.claim != *claim),
+            Input::Withdraw { claim } => {
+                self.claims.retain(|client| client.claim != *claim);
+                if P::PROFILE.serves == Service::Gang {
+                    self.off.push(*claim);
+                }
+            }
+            Input::Add { demand } => {
+                self.adds = self.adds.saturating_sub(1);
+                for (pool, units) in demand.parts() {
+                    self.balance[pool.index()].0 += u64::from(units.0);
+                }
+            }
             Input::Deliver { .. } => {}
             Input::Fire { timer } => {
                 self.timers.remove(timer);
@@ -183,8 +305,10 @@ impl<P: Protocol> Local<P> {
         self.time = now.time;
         for effect in out.as_slice() {
             match effect {
-                Effect::Grant { claim, .. } => self.granted(*claim)?,
-                Effect::Reject { claim, .. } => self.claims.retain(|c| c.claim != *claim),
+                Effect::Grant { claim, units, .. } => self.granted(*claim, units)?,
+                Effect::Reject { claim, .. } | Effect::Revoke { claim } => {
+                    self.claims.retain(|c| c.claim != *claim);
+                }
                 Effect::Arm { timer, .. } => {
                     self.timers.insert(*timer);
                 }
@@ -193,6 +317,11 @@ impl<P: Protocol> Local<P> {
                 }
                 Effect::Send { .. } => {}
             }
+        }
+        if self.timeless {
+            let taken = |time: &u64| self.claims.iter().any(|client| client.claim.time == time + 1);
+            let live = self.claims.len() as u64;
+            self.time = (0..=live).find(|time| !taken(time)).expect("one more than are live");
         }
         Ok(())
     }
@@ -206,14 +335,45 @@ impl<P: Protocol> Local<P> {
         self.claims.retain(|c| c.claim != claim || (part.is_some() && !c.demand.is_empty()));
     }
 
-    fn granted(&mut self, claim: Stamp) -> Result<(), Violation> {
-        let waiting = self.claims.iter_mut().find(|client| client.claim == claim && !client.held);
-        let Some(client) = waiting else {
+    fn granted(&mut self, claim: Stamp, units: &[Unit]) -> Result<(), Violation> {
+        let gang = P::PROFILE.serves == Service::Gang;
+        let share =
+            || units.iter().map(|unit| (unit.pool, kofm_core::Units(1))).collect::<Demand>();
+        if gang && claim.site != self.protocol.me() {
+            // The leader is somewhere else; this is its member's share.
+            let nothing = || std::iter::empty().collect();
+            let client = Client { claim, asked: nothing(), demand: share(), held: true };
+            self.claims.push(client);
+            return Ok(());
+        }
+        let waits = |client: &Client| client.claim == claim && !client.held;
+        let Some(place) = self.claims.iter().position(waits) else {
             return Err(Violation::new("one grant", format!("{claim} was granted, not waiting")));
         };
+        if P::PROFILE.serves == Service::Semaphore {
+            // What is taken from a semaphore is taken, and the claim is over.
+            for (pool, units) in self.claims.remove(place).demand.parts() {
+                self.balance[pool.index()].1 += u64::from(units.0);
+            }
+            return Ok(());
+        }
+        let client = &mut self.claims[place];
         client.held = true;
+        if gang && !units.is_empty() {
+            client.demand = share();
+        }
+        if let Some(group) = begun::<P>(units) {
+            let seat = (group.seats(), kofm_core::Units(1));
+            let rest = client.asked.parts().filter(|part| part.0 != seat.0);
+            client.demand = rest.chain([seat]).collect();
+        }
         Ok(())
     }
+}
+
+/// The group whose work begins with a grant of these units.
+pub(crate) fn begun<P: Protocol>(units: &[Unit]) -> Option<GroupId> {
+    if P::PROFILE.serves == Service::Group { Grouping::group_of(units) } else { None }
 }
 
 /// A message on a link, with its sender's time.
@@ -229,14 +389,24 @@ pub struct World<P: Protocol> {
 }
 
 impl<P: Protocol> World<P> {
-    /// All sites at rest.
+    /// All sites at rest, and woken one after another where they have an alarm.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
-        let local = |me: SiteId| Local::new(me, cluster, script.rounds[me.index()]);
+        let local = |me: SiteId| Local {
+            adds: script.adds.get(me.index()).copied().unwrap_or(0),
+            ..Local::scripted(me, cluster, script)
+        };
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut world = Self {
             locals: cluster.all().map(local).collect(),
             links: vec![VecDeque::new(); sites * sites],
+        };
+        for site in cluster.all() {
+            if let Some(timer) = world.locals[site.index()].protocol.alarm() {
+                let woken = world.apply(site, Input::Fire { timer }, &mut Effects::default());
+                woken.expect("nobody claims anything yet");
+            }
         }
+        world
     }
 
     /// What may happen next, sites first, then links, in order.
@@ -249,6 +419,12 @@ impl<P: Protocol> World<P> {
             if !link.is_empty() {
                 let (from, to) = ends(i, self.locals.len());
                 list.push(Action::Deliver { from, to });
+            }
+        }
+        let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
+        if P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits) {
+            for (site, local) in (0..).map(SiteId).zip(&self.locals) {
+                list.extend(local.alarms().map(|m| Action::Local(site, m)));
             }
         }
         list
@@ -279,7 +455,9 @@ impl<P: Protocol> World<P> {
         for effect in out.as_slice() {
             if let Effect::Send { to, clock, message, .. } = effect {
                 let link = &mut self.links[site.index() * sites + to.index()];
-                link.push_back((news(clock.time, self.locals[to.index()].time), message.clone()));
+                let receiver = &self.locals[to.index()];
+                let time = if receiver.timeless { 0 } else { clock.time };
+                link.push_back((news(time, receiver.time), message.clone()));
             }
         }
         let time = self.locals[site.index()].time;
@@ -309,16 +487,27 @@ pub const fn clock(time: u64) -> Clock {
 pub struct Exact<P: Protocol> {
     sites: Vec<(P, Clock)>,
     links: Vec<VecDeque<(Clock, P::Message)>>,
+    /// The true stamps of claims, by those of the world, which may use one again.
+    stamps: BTreeMap<Stamp, Stamp>,
 }
 
 impl<P: Protocol> Exact<P> {
-    /// All sites at rest.
-    pub fn new(cluster: &Cluster) -> Self {
+    /// All sites at rest and woken, with the steps that woke them.
+    pub fn new(cluster: &Cluster) -> (Self, Vec<Step<P::Message, P::Timer>>) {
         let sites = usize::from(cluster.sites);
-        Self {
+        let mut exact = Self {
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             links: vec![VecDeque::new(); sites * sites],
+            stamps: BTreeMap::new(),
+        };
+        let mut steps = Vec::new();
+        for site in cluster.all() {
+            if let Some(timer) = exact.sites[site.index()].0.alarm() {
+                let number = steps.len() as u64 + 1;
+                steps.push(exact.follow(number, site, Input::Fire { timer }));
+            }
         }
+        (exact, steps)
     }
 
     /// Takes the step that a world took, and gives it back with its true clocks and effects.
@@ -329,11 +518,22 @@ impl<P: Protocol> Exact<P> {
         mut input: InputOf<P>,
     ) -> Step<P::Message, P::Timer> {
         let sites = self.sites.len();
-        if let Input::Deliver { from, clock, .. } = &mut input {
-            let link = &mut self.links[from.index() * sites + site.index()];
-            *clock = link.pop_front().expect("the world delivered it").0;
-        }
         let (protocol, clock) = &mut self.sites[site.index()];
+        match &mut input {
+            Input::Deliver { from, clock, message } => {
+                let link = &mut self.links[from.index() * sites + site.index()];
+                (*clock, *message) = link.pop_front().expect("the world delivered it");
+            }
+            Input::Claim { claim, .. } => {
+                let stamp = protocol.next_stamp(*clock);
+                self.stamps.insert(*claim, stamp);
+                *claim = stamp;
+            }
+            Input::Release { claim, .. } | Input::Withdraw { claim } => {
+                *claim = self.stamps.get(claim).copied().unwrap_or(*claim);
+            }
+            Input::Add { .. } | Input::Fire { .. } => {}
+        }
         let mut out = Effects::default();
         // A refusal is the world's to report.
         let _refused = step(protocol, clock, input.clone(), &mut out);

@@ -13,6 +13,7 @@ use core::ops::Bound;
 use serde::{Deserialize, Serialize};
 
 use super::{Line, SiteSet};
+use crate::epoch::Survey;
 use crate::protocol::{Blocker, PeerFault};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -24,10 +25,17 @@ pub struct Ledger {
     pools: Vec<Queues>,
     /// Own claims, waiting and held.
     claims: BTreeMap<Stamp, Own>,
+    /// Foreign claims that were held when the epoch began. They count before everybody, and their
+    /// sites say when they shrink without being asked.
+    carried: BTreeSet<Stamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Queues {
+    /// Units of the pool, with those that nobody may use at present.
+    units: Units,
+    /// The most that a claim can have: more where the pool was larger once.
+    most: Units,
     mine: Line,
     all: Line,
     /// Own claims on this pool that wait.
@@ -74,18 +82,59 @@ pub struct Ahead {
 impl Ledger {
     /// An empty book.
     pub fn new(me: SiteId, cluster: &Cluster) -> Self {
-        let queues = |&units: &Units| Queues {
-            mine: Line::new(units.saturating_sub(Units(1))),
-            all: Line::new(units),
+        Self::with(me, cluster, |_, units| units)
+    }
+
+    fn with(me: SiteId, cluster: &Cluster, usable: impl Fn(PoolId, Units) -> Units) -> Self {
+        let queues = |(id, &units): (PoolId, &Units)| Queues {
+            units,
+            most: units,
+            mine: Line::new(usable(id, units).saturating_sub(Units(1))),
+            all: Line::new(usable(id, units)),
             waiting: BTreeSet::new(),
             asked: BTreeSet::new(),
         };
         Self {
             me,
             sites: cluster.sites,
-            pools: cluster.pools.iter().map(queues).collect(),
+            pools: (0..).map(PoolId).zip(&cluster.pools).map(queues).collect(),
             claims: BTreeMap::new(),
+            carried: BTreeSet::new(),
         }
+    }
+
+    /// The book as an epoch begins: everybody knows all claims, and hears when they shrink.
+    ///
+    /// What is held counts before everybody. It may be younger than a claim that waits, and where
+    /// there are fewer units than before, both together may be too many.
+    pub fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut book = Self::with(me, cluster, |pool, _| survey.usable(cluster, pool));
+        for (&claim, standing) in &survey.claims {
+            let own = claim.site == me;
+            let held = standing.held.is_some();
+            for (pool, units) in standing.demand.parts() {
+                let queues = &mut book.pools[pool.index()];
+                queues.most = queues.most.max(units);
+                if own {
+                    queues.mine.set(claim, units);
+                }
+                if held {
+                    queues.all.reserve(claim, units);
+                } else {
+                    queues.all.set(claim, units);
+                    if own {
+                        queues.waiting.insert(claim);
+                    }
+                }
+            }
+            if own {
+                let tell = cluster.others(me).map(|site| (site, claim)).collect();
+                book.claims.insert(claim, Own { demand: standing.demand.clone(), held, tell });
+            } else if held {
+                book.carried.insert(claim);
+            }
+        }
+        book
     }
 
     /// Whose book it is.
@@ -95,7 +144,7 @@ impl Ledger {
 
     /// Units in `pool`.
     pub fn capacity(&self, pool: PoolId) -> Option<Units> {
-        self.pools.get(pool.index()).map(|queues| queues.all.capacity())
+        self.pools.get(pool.index()).map(|queues| queues.units)
     }
 
     /// Whether there are no claims in it, own or foreign, and nobody waits for an answer.
@@ -261,6 +310,11 @@ impl Ledger {
         if site.0 < self.sites { Ok(()) } else { Err(PeerFault::UnknownSite(site)) }
     }
 
+    fn most(&self, pool: PoolId) -> Result<Units, PeerFault> {
+        let queues = self.pools.get(pool.index());
+        queues.map(|queues| queues.most).ok_or(PeerFault::UnknownPool(pool))
+    }
+
     /// Whether `claim` can be another site's, and ask for this or have it.
     pub fn check_demand(&self, claim: Stamp, demand: &Demand) -> Result<(), PeerFault> {
         self.check_site(claim.site)?;
@@ -268,8 +322,7 @@ impl Ledger {
             return Err(PeerFault::ForeignClaim(claim));
         }
         for (pool, units) in demand.parts() {
-            let capacity = self.capacity(pool).ok_or(PeerFault::UnknownPool(pool))?;
-            if units > capacity {
+            if units > self.most(pool)? {
                 return Err(PeerFault::TooManyUnits(claim));
             }
         }
@@ -283,8 +336,7 @@ impl Ledger {
             if ahead.claim.site == self.me {
                 return Err(PeerFault::ForeignClaim(ahead.claim));
             }
-            let capacity = self.capacity(ahead.pool).ok_or(PeerFault::UnknownPool(ahead.pool))?;
-            if ahead.units.is_zero() || ahead.units > capacity {
+            if ahead.units.is_zero() || ahead.units > self.most(ahead.pool)? {
                 return Err(PeerFault::TooManyUnits(ahead.claim));
             }
         }
@@ -297,7 +349,7 @@ impl Ledger {
             let all = &mut self.pools[ahead.pool.index()].all;
             if ahead.late {
                 all.reserve(ahead.claim, ahead.units);
-            } else {
+            } else if !self.carried.contains(&ahead.claim) {
                 all.set(ahead.claim, ahead.units);
             }
         }
@@ -308,6 +360,9 @@ impl Ledger {
         for (pool, units) in part.parts() {
             let over = left.units(pool).is_zero();
             self.pools[pool.index()].all.take(claim, (!over).then_some(units));
+        }
+        if left.is_empty() {
+            self.carried.remove(&claim);
         }
     }
 
@@ -327,7 +382,7 @@ impl Ledger {
                 }));
             }
             // A site that has not answered may have everything.
-            let units = all.capacity();
+            let units = self.pools[pool.index()].units;
             list.extend(unanswered.iter().map(|site| Blocker { site, pool, units, claim: None }));
         }
         list

@@ -4,9 +4,10 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{Blocker, Effect, Effects, EffectsOf, PeerFault, Profile, Protocol};
+use crate::epoch::Survey;
+use crate::protocol::{Blocker, Effect, Effects, EffectsOf, Head, PeerFault, Profile, Protocol};
 use crate::topology::{Routes, Topology};
-use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
+use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// A protocol that believes every site to be its neighbour, and the routes that make it so.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +50,7 @@ impl<P: Protocol> Routed<P> {
                     out.push(Effect::Grant { claim, fence, units });
                 }
                 Effect::Reject { claim, reason } => out.push(Effect::Reject { claim, reason }),
+                Effect::Revoke { claim } => out.push(Effect::Revoke { claim }),
                 Effect::Arm { timer, min, max } => out.push(Effect::Arm { timer, min, max }),
                 Effect::Disarm { timer } => out.push(Effect::Disarm { timer }),
             }
@@ -67,11 +69,7 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         let full = Cluster { topology: Topology::Full, ..cluster.clone() };
-        Self {
-            inner: P::new(me, &full),
-            routes: Routes::new(me, cluster.sites, &cluster.topology),
-            sites: cluster.sites,
-        }
+        Self { inner: P::new(me, &full), routes: Routes::new(me, cluster), sites: cluster.sites }
     }
 
     fn me(&self) -> SiteId {
@@ -96,6 +94,10 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
         self.wrap(out, |inner, out| inner.on_withdraw(claim, out));
+    }
+
+    fn on_add(&mut self, demand: Demand, out: &mut EffectsOf<Self>) {
+        self.wrap(out, |inner, out| inner.on_add(demand, out));
     }
 
     fn on_message(
@@ -130,5 +132,27 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn audit(&self) {
         self.inner.audit();
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        self.inner.idle_units()
+    }
+
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let full = Cluster { topology: Topology::Full, ..cluster.clone() };
+        let inner = P::resume(me, &full, survey);
+        Self { inner, routes: Routes::new(me, cluster), sites: cluster.sites }
+    }
+
+    fn on_resume(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
+        self.wrap(out, |inner, out| inner.on_resume(survey, out));
+    }
+
+    fn room(&self, pool: PoolId) -> u64 {
+        self.inner.room(pool)
+    }
+
+    fn head(&self, pool: PoolId) -> Option<Head> {
+        self.inner.head(pool)
     }
 }

@@ -58,9 +58,10 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::topology::Routes;
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -129,12 +130,13 @@ impl Protocol for Permission {
     const PROFILE: Profile = Profile {
         source: "Raynal 1990, §3, §5.2 and §6",
         summary: "asks every site for each claim; few sites, anonymous units",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: true,
         arbitrated: false,
         price: |sites| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;
@@ -143,7 +145,7 @@ impl Protocol for Permission {
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         Self {
             ledger: Ledger::new(me, cluster),
-            routes: Routes::new(me, cluster.sites, &cluster.topology),
+            routes: Routes::new(me, cluster),
             unanswered: BTreeMap::new(),
             asked: BTreeMap::new(),
         }
@@ -208,6 +210,21 @@ impl Protocol for Permission {
 
     fn is_at_rest(&self) -> bool {
         self.ledger.is_empty() && self.unanswered.is_empty() && self.asked.is_empty()
+    }
+
+    /// Everybody knows all claims, so nobody is asked.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let ledger = Ledger::resume(me, cluster, survey);
+        let waiting = ledger.claims().filter(|(_, own)| !own.held);
+        let unanswered = waiting.map(|(claim, _)| (claim, SiteSet::new())).collect();
+        Self { ledger, routes: Routes::new(me, cluster), unanswered, asked: BTreeMap::new() }
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        let waiting: Vec<Stamp> = self.unanswered.keys().copied().collect();
+        for claim in waiting {
+            self.try_grant(claim, out);
+        }
     }
 }
 

@@ -67,16 +67,18 @@ use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Survey;
 use crate::parts::ledger::{Ahead, Shrunk};
 use crate::parts::{Ledger, SiteSet};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// The protocol at one site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PermissionLazy<R = Slack> {
     ledger: Ledger,
-    sites: u16,
+    /// Everybody else who takes part.
+    others: SiteSet,
     /// For each waiting claim, the sites that were asked and have not answered.
     unanswered: BTreeMap<Stamp, SiteSet>,
     /// The waiting claim that skipped somebody, and whom. It was alone when it was made, so there
@@ -154,12 +156,13 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     const PROFILE: Profile = Profile {
         source: "Raynal 1990, §5.1, corrected",
         summary: "skips sites that are known to be using; few sites, long holds",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,
         arbitrated: false,
         price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;
@@ -168,7 +171,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         Self {
             ledger: Ledger::new(me, cluster),
-            sites: cluster.sites,
+            others: cluster.others(me).collect(),
             unanswered: BTreeMap::new(),
             skipping: None,
             asked: BTreeMap::new(),
@@ -195,7 +198,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
         self.last = claim.time;
         let alone = self.ledger.claims().len() == 0;
-        let others = (0..self.sites).map(SiteId).filter(|&site| site != self.me());
+        let others = self.others.iter();
         let may_skip =
             |&site: &SiteId| alone && !self.crowded.contains(site) && self.knows(site, &demand);
         let (skipped, asked): (Vec<_>, Vec<_>) = others.partition(may_skip);
@@ -278,6 +281,26 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
 
     fn is_at_rest(&self) -> bool {
         self.ledger.is_empty() && self.unanswered.is_empty() && self.asked.is_empty()
+    }
+
+    /// Everybody knows all claims, so nobody is asked.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut fresh = Self::new(me, cluster);
+        fresh.ledger = Ledger::resume(me, cluster, survey);
+        let waiting = fresh.ledger.claims().filter(|(_, own)| !own.held);
+        fresh.unanswered = waiting.map(|(claim, _)| (claim, SiteSet::new())).collect();
+        fresh.heard = survey.clock.time;
+        for site in cluster.others(me).filter(|&site| survey.of(site).nth(1).is_some()) {
+            fresh.crowded.insert(site);
+        }
+        fresh
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        let waiting: Vec<Stamp> = self.unanswered.keys().copied().collect();
+        for claim in waiting {
+            self.try_grant(claim, out);
+        }
     }
 }
 

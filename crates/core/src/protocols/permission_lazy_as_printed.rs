@@ -35,7 +35,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::parts::SiteSet;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection};
+use crate::protocol::{
+    Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// The listing's local context, with its names.
@@ -75,6 +77,7 @@ impl Protocol for PermissionLazyAsPrinted {
     const PROFILE: Profile = Profile {
         source: "Raynal 1990, §5.1, as printed",
         summary: "the published listing: over-allocates",
+        serves: Service::Pool,
         as_printed: true,
         full_service: false,
         gathers: false,

@@ -81,7 +81,9 @@ use serde::{Deserialize, Serialize};
 use self::arbiter::{Arbiter, Ruling};
 use self::ballot::Ballot;
 use self::rules::{Rules, Slip, Sound};
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::epoch::Survey;
+use crate::parts::SiteSet;
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::quorums::{RequestSet, RequestSets, Terms};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -164,12 +166,13 @@ impl<R: Rules> Protocol for Quorum<R> {
     const PROFILE: Profile = Profile {
         source: "Baldoni 1994, corrected, non-blocking",
         summary: "asks a request set of arbiters; many sites, few units",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,
         arbitrated: true,
         price,
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;
@@ -286,6 +289,48 @@ impl<R: Rules> Protocol for Quorum<R> {
             self.claims.values().for_each(Ballot::audit);
         }
     }
+
+    /// The sets are made for the units that may be used: with fewer units more of them have to
+    /// meet.
+    /// Each arbiter has in its books what it would have been asked by now.
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let mut usable = cluster.clone();
+        for (pool, units) in (0..).map(PoolId).zip(&mut usable.pools) {
+            *units = survey.usable(cluster, pool).max(Units(1)).min(*units);
+        }
+        let mut fresh = Self::new(me, &usable);
+        fresh.pools = cluster.pools.clone().into();
+        for (pool, arbiter) in (0..).map(PoolId).zip(&mut fresh.arbiters) {
+            let units = survey.usable(cluster, pool);
+            let asks = |site: SiteId| {
+                let sets = RequestSets::of_pool(&usable, pool);
+                sets.is_ok_and(|sets| sets.of(site).arbiters.binary_search(&me).is_ok())
+            };
+            let sites: SiteSet = cluster.all().filter(|&site| asks(site)).collect();
+            let claims = survey.claims.iter().filter(|(claim, standing)| {
+                sites.contains(claim.site) && !standing.demand.units(pool).is_zero()
+            });
+            *arbiter = Arbiter::resume(
+                units,
+                claims.map(|(&c, s)| (c, s.demand.units(pool), s.held.is_some())),
+            );
+        }
+        for (claim, standing) in survey.of(me) {
+            let mut ballot = Ballot::new(standing.demand.clone(), &fresh.sets);
+            if standing.held.is_some() {
+                ballot.hold();
+            }
+            fresh.claims.insert(claim, ballot);
+        }
+        fresh
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        for pool in (0..).map(PoolId).take(self.arbiters.len()) {
+            let rulings = self.arbiters[pool.index()].resumed::<R>();
+            self.carry_out(pool, rulings, out);
+        }
+    }
 }
 
 impl<R: Rules> Quorum<R> {
@@ -312,6 +357,11 @@ impl<R: Rules> Quorum<R> {
                 unreachable!("an arbiter says this, and is not told it")
             }
         };
+        self.carry_out(pool, rulings, out);
+    }
+
+    /// Carries out what the arbiter here rules.
+    fn carry_out(&mut self, pool: PoolId, rulings: Vec<Ruling>, out: &mut EffectsOf<Self>) {
         // A queue and no recursion: what an own claim gives back changes the books once more.
         let mut rulings = VecDeque::from(rulings);
         while let Some(Ruling { claim, attempt, recall_for }) = rulings.pop_front() {
@@ -466,7 +516,7 @@ pub(super) fn request_sets(me: SiteId, cluster: &Cluster) -> Vec<RequestSet> {
         if cluster.pools[pool.index()].is_zero() {
             return RequestSet { arbiters: Vec::new(), grants: 0 };
         }
-        let sets = RequestSets::new(&Terms::of(cluster, pool));
+        let sets = RequestSets::of_pool(cluster, pool);
         sets.expect("the terms of a cluster's pools can be met").of(me)
     };
     pools.map(set).collect()

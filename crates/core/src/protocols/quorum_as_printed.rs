@@ -46,7 +46,7 @@ use serde::{Deserialize, Serialize};
 
 use super::quorum::{price, request_sets};
 use crate::parts::SiteSet;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Profile, Protocol, Rejection};
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Profile, Protocol, Rejection, Service};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// A fault of the listing.
@@ -165,6 +165,7 @@ impl<R: Reading> Protocol for QuorumAsPrinted<R> {
     const PROFILE: Profile = Profile {
         source: "Baldoni 1994, figure 2, as printed",
         summary: R::SUMMARY,
+        serves: Service::Pool,
         as_printed: true,
         full_service: false,
         gathers: false,

@@ -39,8 +39,8 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links between sites that do not crash. What to do when one leaves is
-//! `resume`. On other topologies than the full one its messages are routed.
+//! Reliable first-in first-out links between sites that do not crash. On other topologies than the
+//! full one its messages are routed.
 //!
 //! # Why it is safe
 //!
@@ -86,12 +86,12 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use self::board::Board;
-pub use self::epoch::Survey;
+pub use self::pool::Came;
 use self::pool::Pool;
-pub use self::pool::{Came, Trail};
 pub use self::rules::{Rules, Sound};
 use self::turn::Turn;
-use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol};
+use crate::epoch::Survey;
+use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
 /// The protocol at one site.
@@ -125,8 +125,8 @@ pub struct Message {
 pub struct Part {
     /// The pool.
     pub pool: PoolId,
-    /// Units that the receiver owns from now on, with the moves they have made.
-    pub units: Vec<(u32, u64)>,
+    /// Units that the receiver owns from now on.
+    pub units: Vec<u32>,
     /// Claims of the receiver that they are for.
     pub served: Vec<(Stamp, u32)>,
     /// Whether claims wait: then they go to the switchboard when the receiver does not need them.
@@ -183,22 +183,20 @@ impl<R: Rules> Protocol for Roaming<R> {
     const PROFILE: Profile = Profile {
         source: "ours, on Raynal 1990 §7 and Li and Hudak 1989",
         summary: "units live where they are used; named units, locality, most pools",
+        serves: Service::Pool,
         as_printed: false,
         full_service: true,
         gathers: false,
         arbitrated: false,
         price: |_| Price { min: 0, max: None },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;
     type Timer = ();
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
-        let pools = (0..).map(PoolId).zip(&cluster.pools);
-        let pool = |(id, &units): (PoolId, &Units)| Pool::new(id, units.0, cluster.sites, me);
-        let pools = pools.map(pool).collect();
-        Self { me, sites: cluster.sites, pools, claims: BTreeMap::new(), rules: PhantomData }
+        Self::begin(me, cluster, &Survey::default())
     }
 
     fn me(&self) -> SiteId {
@@ -212,10 +210,7 @@ impl<R: Rules> Protocol for Roaming<R> {
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
         let mut turn = Turn::default();
         for (id, units) in demand.parts() {
-            let pool = self.touch(id, &mut turn);
-            pool.queue.add(claim, units.0);
-            pool.needs.entry(units.0).or_default().insert(claim);
-            pool.needed += u64::from(units.0);
+            self.touch(id, &mut turn).enter(claim, units.0);
             turn.fresh.push((id, claim));
             turn.short.push(id);
         }
@@ -239,6 +234,10 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for unit in freed {
             let pool = self.touch(unit.pool, &mut turn);
+            if unit.number >= pool.capacity {
+                // The pool was made smaller while it was in use.
+                continue;
+            }
             pool.idle.push_back(unit.number);
             pool.queue.grow(1);
             turn.freed.push((unit, claim));
@@ -327,6 +326,18 @@ impl<R: Rules> Protocol for Roaming<R> {
                 assert!(pool.covered(oldest) >= u64::from(units), "{oldest} is covered");
             }
         }
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        Some(self.idle())
+    }
+
+    fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        Self::begin(me, cluster, survey)
+    }
+
+    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
+        self.go_on(out);
     }
 }
 

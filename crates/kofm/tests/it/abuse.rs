@@ -77,8 +77,8 @@ fn a_long_body_is_refused() {
 }
 
 #[test]
-fn events_are_streamed() {
-    let cluster = Cluster::start(1, "[pools]\ngpu = 2\n");
+fn events_of_all_sites_are_streamed() {
+    let cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
     let http = cluster.http[0].strip_prefix("http://").unwrap().to_owned();
     let mut stream = TcpStream::connect(&http).unwrap();
     stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
@@ -89,8 +89,17 @@ fn events_are_streamed() {
         let count = stream.read(&mut buffer).unwrap();
         text.push_str(&String::from_utf8_lossy(&buffer[..count]));
     }
-    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
-    while !(text.contains("event: granted") && text.contains("event: released")) {
+    for site in 0..3 {
+        assert!(cluster.run(site, &["run", "gpu:2", "--", "true"]).status.success());
+    }
+    let seen = |text: &str, event: &str, site: usize| {
+        let site = format!("\"site\":\"s{site}\"");
+        text.split("\n\n").any(|it| it.contains(event) && it.contains(&site))
+    };
+    let all = |text: &str| {
+        (0..3).all(|site| seen(text, "event: granted", site) && seen(text, "event: released", site))
+    };
+    while !all(&text) {
         let count = stream.read(&mut buffer).unwrap();
         text.push_str(&String::from_utf8_lossy(&buffer[..count]));
     }

@@ -54,6 +54,31 @@ impl Cluster {
         Self::start_with(sites, pools, |_, _, port| port)
     }
 
+    /// Kills a site without a word.
+    pub(crate) fn kill(&mut self, site: usize) {
+        self.sites[site].kill().unwrap();
+        self.sites[site].wait().unwrap();
+    }
+
+    /// Starts a site again.
+    pub(crate) fn restart(&mut self, site: usize) {
+        let (child, http) = serve(&self.configs[site]);
+        self.sites[site] = child;
+        self.http[site] = http;
+    }
+
+    /// Waits until a site sees so many members in the epoch.
+    pub(crate) fn members(&self, site: usize, count: usize) {
+        until("the members agree", || {
+            let output = self.run(site, &["members", "--json"]);
+            let members: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let members = members.as_array().cloned().unwrap_or_default();
+            let granting =
+                members.iter().all(|it| it["state"] != "self" || it["trouble"].is_null());
+            granting && members.iter().filter(|it| it["member"] == true).count() == count
+        });
+    }
+
     /// The same, where site `from` reaches site `to` on another port.
     pub(crate) fn start_with(
         sites: usize,
@@ -141,6 +166,7 @@ pub(crate) fn serve(config: &PathBuf) -> (Child, String) {
         .args(["serve", "--config"])
         .arg(config)
         .env("KOFM_LOG", "error")
+        .env("KOFM_TEST_FAULTS", "1")
         .stdout(Stdio::piped())
         .stdin(Stdio::null())
         .spawn()

@@ -152,7 +152,7 @@ fn wrong_usage_is_explained_and_exits_with_64() {
         (format!("{sim} --hot 1=2 --hot 1=3"), "twice"),
         (format!("{sim} --arbiters 0"), "asks no arbiters"),
         (format!("{sim} --construction grid"), "asks no arbiters"),
-        (format!("{sim} --faults crash"), "does not claim to survive"),
+        (format!("{sim} --faults arbitrary-start"), "does not claim to survive"),
         (format!("{sim} --faults rain"), "there is no fault"),
         (format!("{sim} --faults corrupt=2"), "probability"),
         (format!("{sim} --topology {graph_name}"), "No such file"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::harness::{Cluster, Proxy, exit_code, serve, until};
+use crate::harness::{Cluster, Proxy, exit_code, until};
 
 #[test]
 fn a_link_that_is_cut_for_seconds_under_load_loses_nothing() {
@@ -40,7 +40,7 @@ fn a_link_that_is_cut_for_seconds_under_load_loses_nothing() {
         let members = cluster.json(0, &["members", "--json"]);
         members[1]["state"] == "away"
     });
-    std::thread::sleep(Duration::from_secs(10));
+    std::thread::sleep(Duration::from_secs(3));
     let before = done.load(Ordering::Relaxed);
     proxy.cut(false);
     until("work goes on", || done.load(Ordering::Relaxed) > before + 20);
@@ -50,27 +50,6 @@ fn a_link_that_is_cut_for_seconds_under_load_loses_nothing() {
     }
     cluster.all_free("gpu");
     cluster.all_free("licence");
-}
-
-#[test]
-fn a_site_that_comes_back_without_memory_is_refused_and_named() {
-    let mut cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
-    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
-    cluster.sites[1].kill().unwrap();
-    cluster.sites[1].wait().unwrap();
-    let (child, http) = serve(&cluster.configs[1]);
-    cluster.sites[1] = child;
-    cluster.http[1] = http;
-    until("it is refused", || {
-        let members = cluster.json(0, &["members", "--json"]);
-        members[1]["state"] == "refused"
-    });
-    // Nothing is granted that needs it, and nothing is lost by waiting.
-    let output = cluster.run(0, &["acquire", "gpu:2", "--wait", "1s"]);
-    assert_eq!(output.status.code(), Some(124), "{output:?}");
-    let history = cluster.json(0, &["history", "--json"]);
-    let reset = history.as_array().unwrap().iter().filter(|it| it["event"] == "peer-reset");
-    assert_eq!(reset.count(), 1);
 }
 
 #[test]

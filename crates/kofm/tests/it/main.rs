@@ -2,8 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod abuse;
+mod epochs;
+mod gangs;
 mod guard;
 mod harness;
 mod lab;
 mod links;
 mod scenarios;
+mod semaphores;
+mod tree;

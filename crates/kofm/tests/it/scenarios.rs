@@ -31,9 +31,16 @@ fn a_big_job_runs_among_small_ones() {
         worker.join().unwrap();
     }
     let history = cluster.json(0, &["history", "--limit", "5000", "--json"]);
-    let big = history.as_array().unwrap().iter();
-    let big = big.filter(|it| it["owner"] == "big" && it["event"] == "granted");
-    assert_eq!(big.count(), 1);
+    let granted = history.as_array().unwrap().iter().filter(|it| it["event"] == "granted");
+    let (big, small): (Vec<_>, Vec<_>) = granted.partition(|it| it["owner"] == "big");
+    assert_eq!(big.len(), 1);
+    // All sites are on this machine, so their clocks can be compared. A site that has not heard of
+    // the big claim yet may give an older stamp to a younger one: once for each of its workers.
+    let at = |it: &serde_json::Value| it["at_ms"].as_u64().unwrap();
+    let asked = |it: &serde_json::Value| at(it) - it["waited_ms"].as_u64().unwrap();
+    let passed = small.iter().filter(|it| asked(it) > asked(big[0]) && at(it) < at(big[0]));
+    let passed = passed.count();
+    assert!(passed <= 9, "{passed} small jobs that came later ran before the big one");
     cluster.all_free("gpu");
 }
 
@@ -109,7 +116,6 @@ fn explain_names_the_blockers_and_the_impossible_fails_at_once() {
     assert_eq!(cluster.run(2, &["acquire", "gpu:x"]).status.code(), Some(65));
     assert_eq!(cluster.run(2, &["acquire", "gpu:2", "--wait", "0"]).status.code(), Some(75));
     assert_eq!(cluster.run(2, &["acquire", "gpu:2", "--wait", "1s"]).status.code(), Some(124));
-    assert_eq!(cluster.run(2, &["pool", "set", "gpu", "--units", "6"]).status.code(), Some(65));
     assert_eq!(cluster.run(2, &["nonsense"]).status.code(), Some(64));
     assert!(cluster.run(2, &["release", lease.trim()]).status.success());
     assert!(cluster.run(2, &["release", lease.trim()]).status.success());
@@ -122,7 +128,8 @@ fn a_demand_over_pools_of_several_protocols() {
     let mut demand = Vec::new();
     for kind in kofm_core::Kind::ALL {
         let profile = kind.profile();
-        if !profile.as_printed && profile.full_service {
+        let shares = profile.serves == kofm_core::Service::Pool;
+        if !profile.as_printed && profile.full_service && shares {
             let name = kind.name();
             pools.push(format!("[pools.p-{name}]\nunits = 2\nprotocol = \"{name}\"\n"));
             demand.push(format!("p-{name}:2"));
@@ -225,5 +232,53 @@ fn every_mistake_in_a_file_is_named() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/site.toml");
     let output = Command::new(KOFM).args(["check-config", example]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn without_the_token_nothing_is_answered_but_health() {
+    let dir = temp_dir();
+    let (tokens, config) = (dir.join("tokens"), dir.join("site.toml"));
+    std::fs::write(&tokens, "old\nnew # since today\n").unwrap();
+    let text = format!(
+        "http = \"127.0.0.1:0\"\ntoken_file = \"{}\"\n[pools]\ngpu = 2\n",
+        tokens.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    let (mut site, http) = crate::harness::serve(&config);
+    let run = |token: Option<&str>, args: &[&str]| {
+        let mut command = crate::harness::command(&http, args);
+        match token {
+            Some(token) => command.env("KOFM_TOKEN", token),
+            None => command.env_remove("KOFM_TOKEN"),
+        };
+        command.output().unwrap()
+    };
+    for token in [None, Some("wrong"), Some("")] {
+        for args in [&["acquire", "gpu"][..], &["status"], &["run", "gpu", "--", "true"]] {
+            let output = run(token, args);
+            assert_eq!(output.status.code(), Some(77), "{token:?} {args:?}: {output:?}");
+            assert!(String::from_utf8_lossy(&output.stderr).contains("KOFM_TOKEN"));
+        }
+    }
+    for token in ["old", "new"] {
+        assert!(run(Some(token), &["run", "gpu:2", "--", "true"]).status.success());
+    }
+    let address = http.strip_prefix("http://").unwrap();
+    for (path, status) in
+        [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "200"), ("/v1/pools", "403")]
+    {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let text = format!("GET {path} HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n");
+        std::io::Write::write_all(&mut stream, text.as_bytes()).unwrap();
+        let answer = std::io::read_to_string(stream).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+    }
+    site.kill().unwrap();
+    site.wait().unwrap();
+    // An empty file must not open the door.
+    std::fs::write(&tokens, "# none\n").unwrap();
+    let output = Command::new(KOFM).arg("check-config").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
     std::fs::remove_dir_all(dir).unwrap();
 }

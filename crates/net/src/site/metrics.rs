@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::api::State;
 use crate::link::LinkInfo;
-use crate::site::core::Core;
+use crate::site::core::{Core, Pool};
+use crate::site::gangs::is_seat;
 
 /// Upper ends of the buckets, in seconds.
 const BUCKETS: [f64; 12] =
@@ -26,6 +27,8 @@ pub(crate) struct Metrics {
     pub peer_faults: u64,
     pub peer_resets: u64,
     pub conservation_errors: u64,
+    pub epoch_changes: u64,
+    pub stale_messages: u64,
     wait: Histogram,
     hold: Histogram,
 }
@@ -69,9 +72,10 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     let metrics = &core.metrics;
     out.head("kofm_build_info", "gauge", "The running version.");
     out.put("kofm_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    out.one("kofm_epoch", "gauge", "The version of the cluster's configuration.", 1);
+    out.one("kofm_epoch", "gauge", "The version of the cluster's configuration.", core.epoch());
     out.head("kofm_pool_units", "gauge", "Units in the pool.");
-    let pools = || core.pools.iter().filter(|pool| !pool.gone);
+    let shown = |pool: &&Pool| !pool.gone && !is_seat(&pool.name);
+    let pools = || core.pools.iter().filter(shown);
     for pool in pools() {
         out.put("kofm_pool_units", &[("pool", &pool.name)], pool.config.units);
     }
@@ -94,6 +98,19 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
         let oldest = pool.waiting.first().and_then(|it| core.requests.get(&it.1));
         let secs = oldest.map_or(0.0, |it| now.since(it.submitted).as_secs_f64());
         out.put("kofm_oldest_wait_seconds", &[("pool", &pool.name)], secs);
+    }
+    let semaphores = || core.semaphores.iter().filter(|it| !it.gone);
+    out.head("kofm_semaphore_waiting", "gauge", "P that wait at this site.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_waiting", &[("semaphore", &it.name)], it.waiting.len());
+    }
+    out.head("kofm_semaphore_taken_total", "counter", "Units that clients of this site took.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], it.tally.taken);
+    }
+    out.head("kofm_semaphore_added_total", "counter", "Units that clients of this site added.");
+    for it in semaphores() {
+        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], it.tally.added);
     }
     for (name, help, value) in [
         ("kofm_requests_total", "Requests taken on.", metrics.submitted),

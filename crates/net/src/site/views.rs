@@ -1,6 +1,7 @@
 //! What the site task shows of itself.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kofm_core::Stamp;
 
@@ -35,14 +36,20 @@ impl Core {
             units: self.units_view(lease),
             fence: lease.fence,
             ttl_ms: millis(lease.ttl),
-            expires_in_ms: millis(lease.expires.since(now)),
+            expires_in_ms: millis(self.expires_in(lease, now)),
             site: self.site.to_string(),
-            epoch: 1,
+            epoch: lease.epoch,
             state: status_name(lease.status).to_owned(),
             owner: request.owner.as_ref().map(ToString::to_string),
             reason: request.reason.as_ref().map(ToString::to_string),
             held_ms: millis(now.since(lease.since)),
         })
+    }
+
+    /// How long a holder may rely on its lease: never longer than on the site.
+    fn expires_in(&self, lease: &Lease, now: Moment) -> Duration {
+        let left = lease.expires.since(now);
+        self.promise(now).map_or(left, |promise| left.min(promise))
     }
 
     /// A request. In a crowd, those who just came are told their place only: who is in front of
@@ -68,7 +75,7 @@ impl Core {
             position,
             blocked_by,
             lease: self.lease_view(request),
-            cause: request.cause.clone(),
+            cause: request.cause.clone().or_else(|| self.obstacle().filter(|_| queued)),
             site: self.site.to_string(),
             waited_ms: millis(waited),
             claim,
@@ -106,7 +113,7 @@ impl Core {
             units: wanted,
             lease: lease.map(|lease| lease.id.to_string()),
             state: if lease.is_some() { "held" } else { "queued" }.to_owned(),
-            expires_in_ms: lease.map(|lease| millis(lease.expires.since(now))),
+            expires_in_ms: lease.map(|lease| millis(self.expires_in(lease, now))),
         }
     }
 

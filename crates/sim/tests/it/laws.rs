@@ -11,21 +11,15 @@
 //! 12. Letting go twice: a second release or withdrawal changes nothing.
 
 use kofm_core::{
-    Demand, Effect, Effects, Input, InputOf, Kind, PoolId, Protocol, Rejection, SiteId, Units,
+    Demand, Effect, Effects, Input, InputOf, PoolId, Protocol, Rejection, Service, SiteId, Units,
     Visitor, step,
 };
 use kofm_sim::rng::Rng;
 use kofm_sim::world::{Local, World, clock};
 use serde_json::Value;
 
+use crate::for_all;
 use crate::walk::{Witness, busy, sites, walk};
-
-/// Runs a law for every protocol, as it is and routed.
-fn for_all<V: Visitor<Output = ()> + Copy>(law: V) {
-    for &kind in Kind::ALL {
-        kind.visit(law);
-    }
-}
 
 #[test]
 fn equal_state_and_input_give_equal_state_and_effects() {
@@ -125,12 +119,20 @@ fn an_infeasible_demand_is_rejected_and_changes_nothing() {
     impl Visitor for Honest {
         type Output = ();
         fn visit<P: Protocol>(self) {
-            let (cluster, _) = busy(P::PROFILE.full_service);
-            let too_many =
-                Rejection::TooMany { pool: PoolId(0), units: Units(4), capacity: Units(3) };
+            let (cluster, _) = busy(&P::PROFILE);
+            let infeasible = match P::PROFILE.serves {
+                Service::Pool | Service::Group | Service::Gang => (
+                    Demand::one(PoolId(0), 4),
+                    Rejection::TooMany { pool: PoolId(0), units: Units(4), capacity: Units(3) },
+                ),
+                Service::Semaphore => (
+                    [0, 1].map(|pool| (PoolId(pool), Units(1))).into_iter().collect(),
+                    Rejection::OnePool,
+                ),
+            };
             let cases = [
                 (Demand::from_iter([]), Rejection::Empty),
-                (Demand::one(PoolId(0), 4), too_many),
+                infeasible,
                 (Demand::one(PoolId(9), 1), Rejection::UnknownPool(PoolId(9))),
             ];
             for (demand, expected) in cases {

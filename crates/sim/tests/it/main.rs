@@ -13,3 +13,17 @@ mod second_opinion;
 mod seeds;
 mod traces;
 mod walk;
+
+use kofm_core::{Kind, Service, Visitor};
+
+/// The protocols whose tests these are: semaphores have a target of their own.
+fn kinds() -> impl Iterator<Item = Kind> {
+    Kind::ALL.iter().copied().filter(|kind| kind.profile().serves == Service::Pool)
+}
+
+/// Runs a law for every one of them.
+fn for_all<V: Visitor<Output = ()> + Copy>(law: V) {
+    for kind in kinds() {
+        kind.visit(law);
+    }
+}

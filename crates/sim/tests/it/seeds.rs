@@ -20,7 +20,7 @@ impl Visitor for Run<'_> {
 }
 
 fn sound() -> impl Iterator<Item = Kind> {
-    Kind::ALL.iter().copied().filter(|kind| !kind.profile().as_printed)
+    crate::kinds().filter(|kind| !kind.profile().as_printed)
 }
 
 /// A setup drawn from its seed: everything that can vary, varies.
@@ -70,7 +70,7 @@ fn thousands_of_seeds_break_nothing_and_leave_nobody_waiting() {
 
 #[test]
 fn the_same_seed_gives_the_same_report() {
-    for kind in Kind::ALL.iter().copied() {
+    for kind in crate::kinds() {
         let setup = Setup { requests: 2_000, k: (1, 3), ..Setup::new(Cluster::new(4, 3)) };
         let reports = [(); 2].map(|()| visit_on(kind, &Topology::Full, Run(&setup)).json());
         assert_eq!(reports[0].to_string(), reports[1].to_string());

@@ -11,7 +11,9 @@ use crate::types::{Stamp, Units};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Arbiter {
     capacity: Units,
-    /// Units of `granted`. Invariant: no more than the capacity.
+    /// Units of claims that were held when the epoch began, where those are more.
+    carried: Units,
+    /// Units of `granted`. Invariant: no more than the capacity, or than were carried over.
     used: Units,
     granted: BTreeMap<Stamp, Granted>,
     /// Invariant: between two events the oldest does not fit, and is as good as being made room
@@ -45,7 +47,38 @@ pub(super) struct Ruling {
 
 impl Arbiter {
     pub(super) const fn new(capacity: Units) -> Self {
-        Self { capacity, used: Units::ZERO, granted: BTreeMap::new(), waiting: BTreeMap::new() }
+        Self {
+            capacity,
+            carried: Units::ZERO,
+            used: Units::ZERO,
+            granted: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    /// The books as an epoch begins: what is held is granted, the rest waits.
+    pub(super) fn resume(
+        capacity: Units,
+        claims: impl Iterator<Item = (Stamp, Units, bool)>,
+    ) -> Self {
+        let mut books = Self::new(capacity);
+        for (claim, units, held) in claims {
+            if held {
+                books.granted.insert(claim, Granted { units, attempt: 1, recalled: false });
+                books.used += units;
+            } else {
+                books.waiting.insert(claim, Waiting { units, attempts: 0 });
+            }
+        }
+        if books.used > capacity {
+            books.carried = books.used;
+        }
+        books
+    }
+
+    /// The epoch has begun.
+    pub(super) fn resumed<R: Rules>(&mut self) -> Vec<Ruling> {
+        self.settle::<R>()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -182,7 +215,7 @@ impl Arbiter {
     pub(super) fn audit(&self) {
         let units: Units = self.granted.values().map(|granted| granted.units).sum();
         assert_eq!(units, self.used, "the sum is kept");
-        assert!(self.used <= self.capacity, "no more is granted than there is");
+        assert!(self.used <= self.capacity.max(self.carried), "no more is granted than there is");
         let Some((&head, waiting)) = self.waiting.first_key_value() else { return };
         assert!(self.used + waiting.units > self.capacity, "the oldest waits for room only");
         let younger = || self.granted.range((Bound::Excluded(head), Bound::Unbounded));

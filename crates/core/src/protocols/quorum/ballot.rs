@@ -55,6 +55,11 @@ impl Ballot {
         Self { demand, votes }
     }
 
+    /// It was held before.
+    pub(super) fn hold(&mut self) {
+        self.votes.clear();
+    }
+
     pub(super) const fn is_held(&self) -> bool {
         self.votes.is_empty()
     }

@@ -46,6 +46,7 @@ impl Pair {
             Effect::Send { message, .. } => Some(message),
             Effect::Grant { .. }
             | Effect::Reject { .. }
+            | Effect::Revoke { .. }
             | Effect::Arm { .. }
             | Effect::Disarm { .. } => None,
         });

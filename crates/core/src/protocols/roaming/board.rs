@@ -79,20 +79,21 @@ impl Post {
 }
 
 impl Board {
-    pub(super) fn new(owners: impl Iterator<Item = SiteId>) -> Self {
-        let mut posts: BTreeMap<SiteId, Post> = BTreeMap::new();
-        for site in owners {
-            let post = posts.entry(site).or_default();
-            post.units += 1;
-            post.spare += 1;
-        }
+    pub(super) const fn new() -> Self {
         Self {
-            posts,
+            posts: BTreeMap::new(),
             users: BTreeMap::new(),
             open: BTreeSet::new(),
             sent: BTreeMap::new(),
             held: BTreeMap::new(),
         }
+    }
+
+    /// A unit is at a site as the epoch begins.
+    pub(super) fn found(&mut self, site: SiteId, idle: bool) {
+        let post = self.posts.entry(site).or_default();
+        post.units += 1;
+        post.spare += u32::from(idle);
     }
 
     /// Whether no claim waits here or is on its way.

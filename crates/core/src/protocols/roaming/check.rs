@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use super::board::Board;
 use super::{Message, Part, Roaming, Rules};
 use crate::protocol::PeerFault;
-use crate::types::{Clock, SiteId, Stamp};
+use crate::types::{SiteId, Stamp};
 
 impl<R: Rules> Roaming<R> {
     /// Refuses what no correct site says, before anything is changed.
@@ -23,14 +23,14 @@ impl<R: Rules> Roaming<R> {
     fn check_part(&self, from: SiteId, part: &Part) -> Result<(), PeerFault> {
         let pool = self.pools.get(part.pool.index());
         let pool = pool.ok_or(PeerFault::UnknownPool(part.pool))?;
-        if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
+        if !part.units.is_sorted_by(|a, b| a < b) {
             return Err(PeerFault::Unexpected("units out of order"));
         }
-        for &(unit, hops) in &part.units {
-            if unit >= pool.capacity || hops >= Clock::LIMIT {
+        for unit in &part.units {
+            if *unit >= pool.capacity {
                 return Err(PeerFault::Unexpected("a unit that does not exist"));
             }
-            if pool.owned.contains_key(&unit) {
+            if pool.owned.contains(unit) {
                 return Err(PeerFault::Unexpected("a unit that is here"));
             }
         }

@@ -1,156 +1,118 @@
-//! Going on after sites have left.
+//! How an epoch begins.
 //!
-//! Messages of the old epoch are refused from then on, so what was in flight is lost, with the
-//! units in it. Every survivor tells what it owns and where it sent what it no longer has; that is
-//! enough, because the giver of a unit remembers its last move. From the same surveys everybody
-//! draws the same conclusion. A unit that a survivor owns stays. One that was on its way to a
-//! survivor is given to it. What went to a site that left stays out of use until its leases are
-//! over: asks for it wait at the switchboard, where it is made anew.
+//! Messages of the old epoch are dropped, and with them what was agreed and units that were on
+//! their way. Every member knows from the survey where each unit is now: with the claim that holds
+//! it, or idle at a site. Units that are nowhere, because they are new or were on their way, are
+//! dealt out. Units that a departed site may use are out of use: the switchboard does not know of
+//! them, so asks for them wait there until an epoch begins in which they are free.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-
-use serde::{Deserialize, Serialize};
+use core::marker::PhantomData;
 
 use super::board::Board;
-use super::pool::Trail;
-use super::{Roaming, Rules, Turn};
-use crate::parts::SiteSet;
-use crate::protocol::{EffectsOf, Protocol};
-use crate::types::{PoolId, SiteId, Unit};
-
-/// What a survivor tells of the units.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Survey {
-    /// The units it owns, with the moves that each has made.
-    pub owned: Vec<(Unit, u64)>,
-    /// Where it last heard of others.
-    pub trails: Vec<(Unit, Trail)>,
-}
+use super::pool::Pool;
+use super::{Own, Roaming, Rules, Turn};
+use crate::epoch::Survey;
+use crate::protocol::EffectsOf;
+use crate::types::{Cluster, PoolId, SiteId, Unit, Units};
 
 impl<R: Rules> Roaming<R> {
-    /// What this site knows of the units.
-    pub fn survey(&self) -> Survey {
-        let mut survey = Survey { owned: Vec::new(), trails: Vec::new() };
-        for pool in &self.pools {
-            let unit = |&number: &u32| Unit { pool: pool.id, number };
-            survey.owned.extend(pool.owned.iter().map(|(number, &hops)| (unit(number), hops)));
-            survey.trails.extend(pool.trails.iter().map(|(number, &trail)| (unit(number), trail)));
+    /// The state at the start of an epoch.
+    pub(super) fn begin(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let members: Vec<SiteId> = cluster.all().collect();
+        let mut holders: BTreeMap<Unit, SiteId> = BTreeMap::new();
+        for (claim, standing) in &survey.claims {
+            let units = standing.held.iter().flatten();
+            holders.extend(units.map(|&unit| (unit, claim.site)));
         }
-        survey
+        let pools = (0..).map(PoolId).zip(&cluster.pools);
+        let pool = |(id, &units): (PoolId, &Units)| {
+            let mut pool = Pool::new(id, units.0, switchboard(id, cluster.sites, &members));
+            if pool.desk == me {
+                pool.board = Some(Board::new());
+            }
+            for number in 0..units.0 {
+                let unit = Unit { pool: id, number };
+                if let Some(&site) = holders.get(&unit) {
+                    pool.find(number, site, me, false);
+                } else if !survey.withheld_units.contains(&unit) {
+                    let idle = survey.idle.get(&unit).copied();
+                    pool.find(number, idle.unwrap_or_else(|| deal(unit, &members)), me, true);
+                }
+            }
+            pool
+        };
+        let pools = pools.map(pool).collect();
+        let claims = BTreeMap::new();
+        let mut fresh = Self { me, sites: cluster.sites, pools, claims, rules: PhantomData };
+        for (claim, standing) in survey.of(me) {
+            let own = if let Some(units) = &standing.held {
+                Own::Held(units.clone())
+            } else {
+                for (id, units) in standing.demand.parts() {
+                    fresh.pools[id.index()].enter(claim, units.0);
+                }
+                Own::Waiting(standing.demand.clone())
+            };
+            fresh.claims.insert(claim, own);
+        }
+        fresh
     }
 
-    /// Goes on with the sites that are left, from the surveys of all of them. Says which units are
-    /// out of use until [`recreate`](Self::recreate); everybody comes to the same.
-    pub fn resume(
-        &mut self,
-        surveys: &BTreeMap<SiteId, Survey>,
-        out: &mut EffectsOf<Self>,
-    ) -> Vec<Unit> {
-        let members: SiteSet = surveys.keys().copied().collect();
+    /// Grants what can be, and asks for what lacks.
+    pub(super) fn go_on(&mut self, out: &mut EffectsOf<Self>) {
         let mut turn = Turn::default();
-        let mut lost = Vec::new();
         for pool in 0..self.pools.len() {
             let id = self.pools[pool].id;
-            let desk = self.desk_among(id, &members);
-            self.forget_others(id, &mut turn);
-            for number in 0..self.pools[pool].capacity {
-                let unit = Unit { pool: id, number };
-                let (trail, gone) = self.locate(unit, surveys, desk);
-                if gone {
-                    lost.push(unit);
-                }
-                let pool = &mut self.pools[pool];
-                if pool.owned.contains_key(&number) {
-                    continue;
-                }
-                if trail.site == self.me && !gone {
-                    pool.own(number, trail.hops);
-                } else {
-                    pool.trails.insert(number, trail);
-                }
+            self.touch(id, &mut turn);
+            turn.short.push(id);
+        }
+        for (&claim, own) in &self.claims {
+            if let Own::Waiting(demand) = own {
+                turn.fresh.extend(demand.pools().map(|id| (id, claim)));
             }
-            self.open_desk(id, desk, &lost);
         }
         self.finish(turn, out);
-        lost
     }
 
-    /// Makes a unit anew that was lost with a site, once nobody can use it any more. For the
-    /// switchboard of its pool; elsewhere nothing happens.
-    pub fn recreate(&mut self, unit: Unit, out: &mut EffectsOf<Self>) {
-        let me = self.me();
-        let Some(pool) = self.pools.get(unit.pool.index()) else { return };
-        let Some(&trail) = pool.trails.get(&unit.number) else { return };
-        if pool.desk != me || trail.site != me {
+    /// The units that lie here unused.
+    pub(super) fn idle(&self) -> Vec<Unit> {
+        let idle = |pool: &Pool| -> Vec<Unit> {
+            pool.idle.iter().map(|&number| Unit { pool: pool.id, number }).collect()
+        };
+        let mut list: Vec<Unit> = self.pools.iter().flat_map(idle).collect();
+        list.sort_unstable();
+        list
+    }
+}
+
+impl Pool {
+    /// A unit is at a site as the epoch begins.
+    fn find(&mut self, number: u32, site: SiteId, me: SiteId, idle: bool) {
+        if let Some(board) = &mut self.board {
+            board.found(site, idle);
+        }
+        if site != me {
             return;
         }
-        let mut turn = Turn::default();
-        let pool = self.touch(unit.pool, &mut turn);
-        pool.own(unit.number, trail.hops + 1);
-        let owned = pool.count();
-        if let Some(board) = &mut pool.board {
-            board.made(me, owned);
+        if idle {
+            self.own(number);
+        } else {
+            self.owned.insert(number);
         }
-        turn.short.push(unit.pool);
-        turn.noted.push(unit.pool);
-        self.finish(turn, out);
     }
+}
 
-    /// Where a unit is from now on, and whether it is out of use.
-    fn locate(
-        &self,
-        unit: Unit,
-        surveys: &BTreeMap<SiteId, Survey>,
-        desk: SiteId,
-    ) -> (Trail, bool) {
-        for (&site, survey) in surveys {
-            if let Ok(i) = survey.owned.binary_search_by_key(&unit, |owned| owned.0) {
-                return (Trail { hops: survey.owned[i].1, site }, false);
-            }
-        }
-        let known = surveys.values().filter_map(|survey| {
-            let i = survey.trails.binary_search_by_key(&unit, |trail| trail.0).ok()?;
-            Some(survey.trails[i].1)
-        });
-        let first =
-            Trail { hops: 0, site: super::pool::first_owner(unit.pool, unit.number, self.sites) };
-        let last = known.fold(first, Trail::max);
-        let gone = !surveys.contains_key(&last.site);
-        let site = if gone { desk } else { last.site };
-        (Trail { hops: last.hops + 1, site }, gone)
-    }
+/// The site that has the pool's switchboard: the first from one on that the pool's number decides.
+fn switchboard(pool: PoolId, sites: u16, members: &[SiteId]) -> SiteId {
+    let first = SiteId(pool.0 % sites);
+    let from = members.iter().copied().find(|&site| site >= first);
+    from.or_else(|| members.first().copied()).unwrap_or(first)
+}
 
-    /// Drops everything that was agreed with others in a pool.
-    fn forget_others(&mut self, id: PoolId, turn: &mut Turn) {
-        let pool = self.touch(id, turn);
-        for claim in core::mem::take(&mut pool.wants).into_keys() {
-            pool.queue.take(claim, None);
-        }
-        pool.wanted = 0;
-        pool.due.clear();
-        pool.news.clear();
-        pool.homing.clear();
-        turn.short.push(id);
-    }
-
-    fn desk_among(&self, id: PoolId, members: &SiteSet) -> SiteId {
-        let first = super::pool::switchboard(id, self.sites);
-        let after = members.iter().find(|&site| site >= first);
-        after.or_else(|| members.iter().next()).unwrap_or(first)
-    }
-
-    fn open_desk(&mut self, id: PoolId, desk: SiteId, lost: &[Unit]) {
-        let (me, sites) = (self.me, self.sites);
-        let pool = &mut self.pools[id.index()];
-        pool.desk = desk;
-        let place = |unit| {
-            let here = pool.owned.contains_key(&unit);
-            if here { me } else { pool.trail(unit, sites).site }
-        };
-        let there = (0..pool.capacity).map(|unit| Unit { pool: id, number: unit });
-        let there = there.filter(|unit| lost.binary_search(unit).is_err());
-        let board = Board::new(there.map(|unit| place(unit.number)));
-        pool.board = (desk == me).then_some(board);
-    }
+/// The member that gets a unit which is nowhere: they are dealt out one by one.
+fn deal(unit: Unit, members: &[SiteId]) -> SiteId {
+    let place = (u64::from(unit.pool.0) + u64::from(unit.number)) % members.len() as u64;
+    members[usize::try_from(place).expect("below the number of members")]
 }

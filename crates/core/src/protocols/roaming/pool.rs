@@ -14,8 +14,8 @@ pub(super) struct Pool {
     pub(super) id: PoolId,
     /// Units in the whole cluster.
     pub(super) capacity: u32,
-    /// The units that this site owns, with the moves that each has made.
-    pub(super) owned: BTreeMap<u32, u64>,
+    /// The units that this site owns.
+    pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
     pub(super) idle: VecDeque<u32>,
     /// Own claims that wait, and wants of others, oldest first. Invariant: it counts as many idle
@@ -38,8 +38,6 @@ pub(super) struct Pool {
     /// Units that go to the switchboard when nobody here needs them, with the claims that they
     /// came for.
     pub(super) homing: BTreeMap<u32, Stamp>,
-    /// Where units went that are not here, as far as is known: for the next epoch.
-    pub(super) trails: BTreeMap<u32, Trail>,
     /// The site that has the pool's switchboard.
     pub(super) desk: SiteId,
     /// The switchboard, if it is at this site.
@@ -57,23 +55,15 @@ pub struct Came {
     pub units: u32,
 }
 
-/// Where a unit went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Trail {
-    /// The moves it had made when it arrived there.
-    pub hops: u64,
-    /// The site that it was given to.
-    pub site: SiteId,
-}
-
 impl Pool {
-    pub(super) fn new(id: PoolId, units: u32, sites: u16, me: SiteId) -> Self {
-        let mut pool = Self {
+    /// A pool of which nothing is here.
+    pub(super) const fn new(id: PoolId, units: u32, desk: SiteId) -> Self {
+        Self {
             id,
             capacity: units,
-            owned: BTreeMap::new(),
+            owned: BTreeSet::new(),
             idle: VecDeque::new(),
-            queue: Queue::default(),
+            queue: Queue::new(),
             wants: BTreeMap::new(),
             wanted: 0,
             needs: BTreeMap::new(),
@@ -81,24 +71,21 @@ impl Pool {
             due: BTreeMap::new(),
             news: BTreeMap::new(),
             homing: BTreeMap::new(),
-            trails: BTreeMap::new(),
-            desk: switchboard(id, sites),
+            desk,
             board: None,
-        };
-        if pool.desk == me {
-            let owners = (0..units).map(|unit| first_owner(id, unit, sites));
-            pool.board = Some(Board::new(owners));
         }
-        for unit in (0..units).filter(|&unit| first_owner(id, unit, sites) == me) {
-            pool.own(unit, 0);
-        }
-        pool
+    }
+
+    /// An own claim waits from now on.
+    pub(super) fn enter(&mut self, claim: Stamp, units: u32) {
+        self.queue.add(claim, units);
+        self.needs.entry(units).or_default().insert(claim);
+        self.needed += u64::from(units);
     }
 
     /// Owns a unit from now on, idle.
-    pub(super) fn own(&mut self, unit: u32, hops: u64) {
-        self.owned.insert(unit, hops);
-        self.trails.remove(&unit);
+    pub(super) fn own(&mut self, unit: u32) {
+        self.owned.insert(unit);
         self.idle.push_back(unit);
         self.queue.grow(1);
     }
@@ -116,12 +103,6 @@ impl Pool {
     /// Units that this site is owed for claims up to this one.
     pub(super) fn due_up_to(&self, claim: Stamp) -> u64 {
         self.due.range(..=claim).map(|(_, &units)| u64::from(units)).sum()
-    }
-
-    /// Where a unit that is not here was last heard of.
-    pub(super) fn trail(&self, unit: u32, sites: u16) -> Trail {
-        let first = || Trail { hops: 0, site: first_owner(self.id, unit, sites) };
-        self.trails.get(&unit).copied().unwrap_or_else(first)
     }
 
     /// Idle units that nobody here needs.
@@ -157,15 +138,4 @@ impl Pool {
             self.wants.remove(&claim);
         }
     }
-}
-
-/// The site that has the pool's switchboard while no site has left.
-pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
-    SiteId(pool.0 % sites)
-}
-
-/// The site that owns a unit at the start: they are dealt out one by one, from the switchboard on.
-pub(super) fn first_owner(pool: PoolId, unit: u32, sites: u16) -> SiteId {
-    let place = (u64::from(pool.0) + u64::from(unit)) % u64::from(sites);
-    SiteId(u16::try_from(place).expect("below the number of sites"))
 }

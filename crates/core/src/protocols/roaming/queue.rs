@@ -10,7 +10,7 @@ use core::ops::Bound;
 use crate::types::Stamp;
 
 /// Claims and wants on the idle units of one pool, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Queue {
     entries: BTreeMap<Stamp, u32>,
     /// Idle units.
@@ -22,6 +22,10 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    pub(super) const fn new() -> Self {
+        Self { entries: BTreeMap::new(), idle: 0, front: None, sum: 0 }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

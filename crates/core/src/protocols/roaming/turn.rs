@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::board::Board;
-use super::pool::{Came, Pool, Trail};
+use super::pool::{Came, Pool};
 use super::{Message, Own, Part, Roaming, Rules};
 use crate::protocol::EffectsOf;
 use crate::types::{PoolId, SiteId, Stamp, Unit};
@@ -99,12 +99,10 @@ impl Pool {
         self.queue.add(claim, count);
     }
 
-    /// Takes a unit that nobody here uses out of the pool; it goes to `to`.
-    fn let_go(&mut self, unit: u32, to: SiteId) -> (u32, u64) {
-        let hops = self.owned.remove(&unit).expect("idle units are owned") + 1;
-        self.trails.insert(unit, Trail { hops, site: to });
+    /// Takes a unit that nobody here uses out of the pool.
+    fn let_go(&mut self, unit: u32) {
+        self.owned.remove(&unit);
         self.homing.remove(&unit);
-        (unit, hops)
     }
 }
 
@@ -147,12 +145,12 @@ impl<R: Rules> Roaming<R> {
             board.note(from, part.spare);
             turn.noted.push(id);
         }
-        for &(unit, hops) in &part.units {
+        for &unit in &part.units {
             if R::KEEPS_SURPLUS || !pool.needs.is_empty() {
-                pool.own(unit, hops);
+                pool.own(unit);
             }
         }
-        let mut units = part.units.iter().map(|unit| unit.0);
+        let mut units = part.units.iter().copied();
         for (claim, count) in part.served {
             pool.settle_due(claim, count);
             turn.short.push(id);
@@ -324,12 +322,11 @@ impl<R: Rules> Roaming<R> {
         let part = turn.part(claim.site, id, claim);
         part.scarce |= scarce;
         for unit in pool.idle.drain(..count as usize).collect::<Vec<_>>() {
-            let given = pool.let_go(unit, claim.site);
-            if !R::LETS_GO {
-                pool.owned.insert(given.0, given.1);
+            if R::LETS_GO {
+                pool.let_go(unit);
             }
-            let at = part.units.partition_point(|other| other.0 < unit);
-            part.units.insert(at, given);
+            let at = part.units.partition_point(|&other| other < unit);
+            part.units.insert(at, unit);
         }
         merge(&mut part.served, claim, count);
         turn.short.push(id);
@@ -419,10 +416,10 @@ impl<R: Rules> Roaming<R> {
             let came_for = pool.homing.get(&unit).copied().unwrap_or(claim);
             pool.idle.retain(|&idle| idle != unit);
             pool.queue.shrink();
-            let given = pool.let_go(unit, pool.desk);
+            pool.let_go(unit);
             let part = turn.part(pool.desk, id, claim);
-            let at = part.units.partition_point(|other| other.0 < unit);
-            part.units.insert(at, given);
+            let at = part.units.partition_point(|&other| other < unit);
+            part.units.insert(at, unit);
             merge(&mut part.home, came_for, 1);
         } else if pool.news.range((claim, SiteId(0))..=(claim, SiteId(u16::MAX))).next().is_some() {
             merge(&mut turn.part(pool.desk, id, claim).idle, claim, 1);

@@ -1,0 +1,71 @@
+//! How a cluster goes on when sites die, leave or join, or when its pools change.
+//!
+//! # Idea
+//!
+//! Protocols are proved for sites that do not crash. So nothing crashes inside an *epoch*, and
+//! every crash, join and change of configuration is a change of epoch. There is one mechanism for
+//! all of them, and every protocol is started anew from what its members know:
+//!
+//! ```text
+//!   freeze ──► report ──► commit ──► barrier ──► resume
+//! ```
+//!
+//! A member that wants a change asks the others to report. Who reports has *frozen*: its protocols
+//! take no step until a later epoch is decided, so that what it said stays true. A report is
+//! what the site knows for certain and nobody else does: its own live claims and the named units
+//! that lie with it. With the reports of all who are to stay, the proposer puts together the next
+//! [`Record`] and offers it to the *store*, a register that takes it if nobody else was first.
+//! Whoever learns of the record installs it, says so to all members, and resumes when all of them
+//! have said so; until then a message of the new epoch could meet a site of the old one, which
+//! would drop it.
+//!
+//! # What the record says
+//!
+//! Everything. From the same [`Survey`] every member starts its protocols with the same knowledge,
+//! without one more message: who holds what, who waits, where idle units lie. Claims keep their
+//! stamps, hence their identity and their place in the queue. Nothing depends on which protocol
+//! wrote the survey; a pool changes its protocol by being resumed by another one.
+//!
+//! # What a departed site may still use
+//!
+//! A site that did not report may be alive and have granted anything that no survivor knows to have
+//! itself. All of that is *withheld*: named units that nobody reported, and where units are only
+//! counted, all that survivors do not hold. The pool runs on with the rest. A site's right to
+//! grant is a lease that it must renew in the store, and that fails once the epoch has changed; the
+//! driver waits until the leases of the departed have certainly ended and says [`Input::Over`].
+//! That
+//! wants another change, in which the units are free again.
+//!
+//! # Why it is safe
+//!
+//! Reports are for one epoch, and the store lets one record follow it. A member is frozen from its
+//! report on until it learns of that record, so the record is true when it takes effect. What a
+//! member did not report it cannot have: it may use only what it owns or was granted in its epoch.
+//! What others had is withheld until they cannot use it any more. Messages carry their epoch and
+//! are
+//! dropped in any other, so nothing of the past has an effect on the future.
+//!
+//! # Why it goes on
+//!
+//! No step waits for a site that is suspected; the driver suspects whom it does not hear from.
+//! Several proposers do no harm: the store takes one record, and the others start from there.
+//!
+//! # How it is driven
+//!
+//! [`Epochs`] is the machine alone: it decides when to freeze and when to go on, and has no
+//! protocols in it. [`Member`] puts it together with one protocol; simulator and checker drive
+//! that,
+//! and whoever has several protocols at once does the same with them.
+
+mod conclude;
+mod machine;
+mod member;
+mod rules;
+mod survey;
+
+pub use machine::{Effect, Epochs, Input, Message, Phase};
+pub use member::{Frame, Member, MemberEffect, MemberEffects, MemberInput};
+pub use rules::{Rules, Slip, Sound};
+pub use survey::{
+    Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Tally, Withheld,
+};

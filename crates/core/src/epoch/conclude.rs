@@ -1,0 +1,247 @@
+//! From reports to the next record.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use super::rules::{Rules, Slip};
+use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
+use crate::types::{Clock, Cluster, PoolId, SiteId, Unit, Units};
+
+/// How far clocks leap at a change of epoch: further than any site can have got in an epoch
+/// without being heard of. So the stamps and fences of an epoch are larger than all before.
+const LEAP: u64 = 1 << 32;
+
+/// The record that follows `record`, from the reports of everybody who is to be in it.
+pub(super) fn conclude<C: Plan, R: Rules>(
+    record: &Record<C>,
+    reports: &BTreeMap<SiteId, &Report>,
+    plan: &C,
+    over: u64,
+) -> Record<C> {
+    let epoch = record.epoch + 1;
+    let stays = |(site, incarnation): &(&SiteId, &u64)| {
+        reports.get(site).is_some_and(|report| report.incarnation == **incarnation)
+    };
+    let departed: BTreeMap<SiteId, u64> =
+        record.members.iter().filter(|member| !stays(member)).map(|(&s, &i)| (s, i)).collect();
+    let mut quarantine = record.quarantine.clone();
+    // A new life may go on with what its last one had, as long as that is kept for it.
+    let kept = |site: SiteId, last: u64| {
+        record.members.get(&site) == Some(&last)
+            || record.quarantine.values().any(|it| it.sites.get(&site) == Some(&last))
+    };
+    let nothing: BTreeMap<SiteId, Report> = reports
+        .iter()
+        .filter(|(site, report)| {
+            let member = record.members.get(site) == Some(&report.incarnation);
+            !member && !kept(**site, report.incarnation.saturating_sub(1))
+        })
+        .map(|(&site, report)| (site, without_books(report)))
+        .collect();
+    let reports: &BTreeMap<SiteId, &Report> =
+        &reports.iter().map(|(site, &told)| (*site, nothing.get(site).unwrap_or(told))).collect();
+    match R::SLIP {
+        Some(Slip::NeverEndsQuarantine) => {}
+        Some(Slip::EndsEveryQuarantine) if over > 0 => quarantine.clear(),
+        _ => quarantine.retain(|&since, _| since > over),
+    }
+    let mut clock = Clock::default();
+    for survey in &record.surveys {
+        clock.merge(survey.clock);
+    }
+    for report in reports.values() {
+        clock.merge(report.clock);
+    }
+    if R::SLIP != Some(Slip::ClocksDoNotLeap) {
+        clock = Clock { time: clock.time + LEAP, fence: clock.fence + LEAP };
+    }
+    let mut fresh = Quarantine { sites: departed, books: Vec::new() };
+    let mut surveys = Vec::new();
+    for (number, cluster) in record.clusters().iter().enumerate() {
+        let books =
+            reports.iter().filter_map(|(&site, report)| Some((site, report.books.get(number)?)));
+        let books: Vec<(SiteId, &Book)> = books.collect();
+        let mut survey = gather(books.iter().copied(), cluster);
+        // Whoever brings a unit back has it: nobody else who departed can.
+        let held = survey.claims.values().flat_map(|standing| standing.held.iter().flatten());
+        let back: BTreeSet<Unit> = held.chain(survey.idle.keys()).copied().collect();
+        for kept in quarantine.values_mut().filter_map(|kept| kept.books.get_mut(number)) {
+            kept.named.retain(|unit| !back.contains(unit));
+        }
+        let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
+        let kept: Vec<&Withheld> = kept.collect();
+        survey.clock = clock;
+        let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
+        survey.counts = count(before, &books, &fresh.sites, cluster);
+        fresh.books.push(match survey.counts {
+            // Nobody holds what was taken.
+            Some(_) => Withheld::default(),
+            None => missing(&survey, cluster, &kept, named(reports, number)),
+        });
+        surveys.push(survey);
+    }
+    let skips = R::SLIP == Some(Slip::SkipsQuarantine);
+    if !fresh.sites.is_empty() && !skips {
+        quarantine.insert(epoch, fresh);
+    }
+    for (number, survey) in surveys.iter_mut().enumerate() {
+        for kept in quarantine.values().filter_map(|kept| kept.books.get(number)) {
+            for (&pool, &units) in &kept.counted {
+                *survey.withheld.entry(pool).or_default() += units;
+            }
+            for &unit in &kept.named {
+                *survey.withheld.entry(unit.pool).or_default() += Units(1);
+                survey.withheld_units.insert(unit);
+            }
+        }
+    }
+    let members = reports.iter().map(|(&site, report)| (site, report.incarnation)).collect();
+    let mut lives = record.lives.clone();
+    lives.extend(reports.iter().map(|(&site, report)| (site, report.incarnation)));
+    let mut next =
+        Record { epoch, members, lives, plan: plan.clone(), quarantine, surveys: Vec::new() };
+    let clusters = next.clusters();
+    let mut surveys = record.plan.carry(plan, surveys);
+    surveys.resize_with(clusters.len(), || Survey { clock, ..Survey::default() });
+    for (survey, cluster) in surveys.iter_mut().zip(&clusters) {
+        trim(survey, cluster);
+    }
+    next.surveys = surveys;
+    next
+}
+
+/// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever
+/// departed just now may have taken all that was left; what was added and taken since is certain.
+fn count(
+    before: Option<&Counts>,
+    books: &[(SiteId, &Book)],
+    departed: &BTreeMap<SiteId, u64>,
+    cluster: &Cluster,
+) -> Option<Counts> {
+    if before.is_none() && books.iter().all(|(_, book)| book.tallies.is_none()) {
+        return None;
+    }
+    let before = before.cloned().unwrap_or_default();
+    let mut counts = before.clone();
+    // Whoever has come back with another life is not to be believed for what it has forgotten.
+    counts.unsure = counts.unsure.iter().chain(departed.keys().copied()).collect();
+    for (site, book) in books {
+        if let Some(tallies) = &book.tallies {
+            counts.unsure.remove(*site);
+            counts.tallies.insert(*site, tallies.clone());
+        }
+    }
+    let sum = |counts: &Counts, pool: PoolId| {
+        let tallies = counts.tallies.values().filter_map(|tallies| tallies.get(&pool));
+        tallies.fold((0_u64, 0_u64), |(added, taken), tally| {
+            (added.saturating_add(tally.added), taken.saturating_add(tally.taken))
+        })
+    };
+    counts.values = (0..)
+        .map(PoolId)
+        .zip(&cluster.pools)
+        .map(|(pool, &first)| {
+            let (added, taken) = sum(&counts, pool);
+            let exact = u64::from(first.0).saturating_add(added).saturating_sub(taken);
+            if counts.unsure.is_empty() {
+                return (pool, exact);
+            }
+            let (old_added, old_taken) = sum(&before, pool);
+            let certain = before.values.get(&pool).copied().unwrap_or_else(|| first.0.into());
+            let certain = certain
+                .saturating_add(added.saturating_sub(old_added))
+                .saturating_sub(taken.saturating_sub(old_taken));
+            let shaken = departed.keys().any(|site| counts.unsure.contains(*site));
+            (pool, if shaken { 0 } else { certain.min(exact) })
+        })
+        .collect();
+    Some(counts)
+}
+
+/// A report that brings no units and no claims.
+fn without_books(report: &Report) -> Report {
+    let empty = |book: &Book| Book {
+        claims: BTreeMap::new(),
+        idle: book.idle.as_ref().map(|_| Vec::new()),
+        // What was done with semaphores is known all the same.
+        tallies: book.tallies.clone(),
+    };
+    Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
+}
+
+/// Whether the units of a protocol have names.
+fn named(reports: &BTreeMap<SiteId, &Report>, number: usize) -> bool {
+    let mut books = reports.values().filter_map(|report| report.books.get(number));
+    books.any(|book| book.idle.is_some())
+}
+
+/// What the members have.
+fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster) -> Survey {
+    let mut survey = Survey::default();
+    let exists = |unit: &Unit| {
+        cluster.pools.get(unit.pool.index()).is_some_and(|units| unit.number < units.0)
+    };
+    for (site, book) in books {
+        // A site speaks for its own claims only.
+        let claims = book.claims.iter().filter(|(claim, _)| claim.site == site);
+        survey.claims.extend(claims.map(|(&claim, standing)| (claim, standing.clone())));
+        let idle = book.idle.iter().flatten().copied().filter(exists);
+        survey.idle.extend(idle.map(|unit| (unit, site)));
+    }
+    survey
+}
+
+/// What nobody has reported and nobody waits for the end of: whoever departed just now may have it.
+fn missing(survey: &Survey, cluster: &Cluster, kept: &[&Withheld], named: bool) -> Withheld {
+    let mut missing = Withheld::default();
+    for (pool, &units) in (0..).map(PoolId).zip(&cluster.pools) {
+        if named {
+            missing.named.extend((0..units.0).map(|number| Unit { pool, number }));
+            continue;
+        }
+        let known = kept.iter().map(|kept| kept.counted.get(&pool).copied().unwrap_or_default());
+        let known: Units = known.sum();
+        let rest = units.saturating_sub(survey.held(pool) + known);
+        if !rest.is_zero() {
+            missing.counted.insert(pool, rest);
+        }
+    }
+    for unit in
+        survey.idle.keys().chain(survey.claims.values().flat_map(|s| s.held.iter().flatten()))
+    {
+        missing.named.remove(unit);
+    }
+    for kept in kept {
+        missing.named.retain(|unit| !kept.named.contains(unit));
+    }
+    missing
+}
+
+/// Takes out what the cluster no longer has. A waiting claim that can never be granted ends, a held
+/// one keeps what is left of it.
+fn trim(survey: &mut Survey, cluster: &Cluster) {
+    let units_of = |pool: PoolId| cluster.pools.get(pool.index()).copied();
+    let exists = |unit: &Unit| units_of(unit.pool).is_some_and(|units| unit.number < units.0);
+    let serves = survey.counts.is_some();
+    survey.claims.retain(|_, Standing { demand, held }| {
+        if let Some(units) = held {
+            if demand.pools().any(|pool| units_of(pool).is_none()) {
+                *demand = demand.parts().filter(|part| units_of(part.0).is_some()).collect();
+                units.retain(|unit| units_of(unit.pool).is_some());
+            }
+            !demand.is_empty()
+        } else {
+            // What a semaphore has not got, somebody may add.
+            let fits = |(pool, units)| units_of(pool).is_some_and(|all| serves || units <= all);
+            demand.parts().all(fits)
+        }
+    });
+    survey.idle.retain(|unit, site| exists(unit) && !cluster.absent.contains(*site));
+    survey.withheld_units.retain(exists);
+    survey.withheld.retain(|&pool, _| units_of(pool).is_some());
+    let named: BTreeSet<PoolId> = survey.withheld_units.iter().map(|unit| unit.pool).collect();
+    for pool in named {
+        let count = survey.withheld_units.iter().filter(|unit| unit.pool == pool).count();
+        survey.withheld.insert(pool, Units(u32::try_from(count).unwrap_or(u32::MAX)));
+    }
+}

@@ -1,0 +1,208 @@
+//! What members tell each other at a change of epoch, and what they agree on.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::fmt::Debug;
+use core::hash::Hash;
+
+use serde::{Deserialize, Serialize};
+
+use crate::parts::SiteSet;
+use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
+
+/// A live claim as its site knows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Standing {
+    /// What it asks for, or still holds.
+    pub demand: Demand,
+    /// Its units by name where it is held, as the grant listed them; empty where they have none.
+    /// Nothing where it waits.
+    pub held: Option<Vec<Unit>>,
+}
+
+/// What one site knows for certain of the pools that one protocol shares out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Book {
+    /// Its own live claims.
+    pub claims: BTreeMap<Stamp, Standing>,
+    /// The named units that lie with it unused; nothing where units are only counted.
+    pub idle: Option<Vec<Unit>>,
+    /// What it has done with semaphores, in all its lives; nothing where it has forgotten, or where
+    /// the protocol shares pools.
+    pub tallies: Option<BTreeMap<PoolId, Tally>>,
+}
+
+/// Units that one site has added to a semaphore and taken from it, ever since it was made.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Tally {
+    /// By V.
+    pub added: u64,
+    /// By P.
+    pub taken: u64,
+}
+
+/// What is known of the semaphores of one protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Counts {
+    /// What each site that was ever a member last said.
+    pub tallies: BTreeMap<SiteId, BTreeMap<PoolId, Tally>>,
+    /// Those that may have taken more since: they departed, and have not come back with what they
+    /// know.
+    pub unsure: SiteSet,
+    /// The units that are certainly left as the epoch begins.
+    pub values: BTreeMap<PoolId, u64>,
+}
+
+/// What a site tells when it has frozen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Report {
+    /// The life that tells it.
+    pub incarnation: u64,
+    /// Its clock.
+    pub clock: Clock,
+    /// One for each protocol, in the order of [`Plan::clusters`].
+    pub books: Vec<Book>,
+}
+
+impl Report {
+    /// Of a site that has nothing.
+    pub const fn empty(incarnation: u64) -> Self {
+        Self { incarnation, clock: Clock { time: 0, fence: 0 }, books: Vec::new() }
+    }
+}
+
+/// From what a protocol starts an epoch: the same at every member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Survey {
+    /// The live claims of all members. Every claim of the epoch is younger than these.
+    pub claims: BTreeMap<Stamp, Standing>,
+    /// Where named units lie unused. Units that are not here, not held and not withheld are the
+    /// protocol's to place.
+    pub idle: BTreeMap<Unit, SiteId>,
+    /// How many units of a pool departed sites may still use.
+    pub withheld: BTreeMap<PoolId, Units>,
+    /// Those of them that have names.
+    pub withheld_units: BTreeSet<Unit>,
+    /// Where the protocol serves semaphores: what was done with them. Nobody gives back what was
+    /// taken, so what a departed site may have taken is not there until it says otherwise.
+    pub counts: Option<Counts>,
+    /// Where the clocks of all members start.
+    pub clock: Clock,
+}
+
+impl Survey {
+    /// The units of a pool that the members share.
+    pub fn usable(&self, cluster: &Cluster, pool: PoolId) -> Units {
+        let withheld = self.withheld.get(&pool).copied().unwrap_or_default();
+        cluster.pools[pool.index()].saturating_sub(withheld)
+    }
+
+    /// The units that are certainly left of a semaphore; its first value where nothing is known.
+    pub fn value(&self, pool: PoolId) -> Option<u64> {
+        self.counts.as_ref()?.values.get(&pool).copied()
+    }
+
+    /// The claims of one site, oldest first.
+    pub fn of(&self, site: SiteId) -> impl Iterator<Item = (Stamp, &Standing)> + '_ {
+        let all = self.claims.iter().map(|(&claim, standing)| (claim, standing));
+        all.filter(move |(claim, _)| claim.site == site)
+    }
+
+    /// The units that claims hold of a pool.
+    pub fn held(&self, pool: PoolId) -> Units {
+        let held = self.claims.values().filter(|standing| standing.held.is_some());
+        held.map(|standing| standing.demand.units(pool)).sum()
+    }
+}
+
+/// What sites that departed together may still use, until their leases are over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Quarantine {
+    /// The sites, with the incarnations that departed.
+    pub sites: BTreeMap<SiteId, u64>,
+    /// One for each protocol.
+    pub books: Vec<Withheld>,
+}
+
+/// What they may use of the pools of one protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Withheld {
+    /// How many, where units are only counted.
+    pub counted: BTreeMap<PoolId, Units>,
+    /// Which, where they have names.
+    pub named: BTreeSet<Unit>,
+}
+
+/// One epoch: who is in it, what they share, and how they start. The store keeps the newest.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Record<C> {
+    /// Its number.
+    pub epoch: u64,
+    /// Who is in it, each with its incarnation.
+    pub members: BTreeMap<SiteId, u64>,
+    /// The newest life of each site that ever was a member. One that departed never comes back: it
+    /// may not know yet, and have claims that nobody was told of.
+    pub lives: BTreeMap<SiteId, u64>,
+    /// What they share.
+    pub plan: C,
+    /// What departed sites may still use, by the epoch that began without them.
+    pub quarantine: BTreeMap<u64, Quarantine>,
+    /// How the protocols start, in the order of [`Plan::clusters`].
+    pub surveys: Vec<Survey>,
+}
+
+impl<C: Plan> Record<C> {
+    /// The first epoch: nobody has anything.
+    pub fn first(members: BTreeMap<SiteId, u64>, plan: C) -> Self {
+        let sites = members.keys().copied().collect();
+        let surveys = plan.clusters(&sites).iter().map(|_| Survey::default()).collect();
+        let lives = members.clone();
+        Self { epoch: 1, members, lives, plan, quarantine: BTreeMap::new(), surveys }
+    }
+
+    /// The record that follows where no member is left to make one: whoever is there begins with
+    /// what it brings, and all that the old members may have is withheld.
+    #[must_use]
+    pub fn revived(&self, reports: &BTreeMap<SiteId, Report>) -> Self {
+        let reports = reports.iter().map(|(&site, report)| (site, report)).collect();
+        super::conclude::conclude::<C, super::rules::Sound>(self, &reports, &self.plan, 0)
+    }
+
+    /// The members without their incarnations.
+    pub fn sites(&self) -> SiteSet {
+        self.members.keys().copied().collect()
+    }
+
+    /// The clusters that its protocols start with.
+    pub fn clusters(&self) -> Vec<Cluster> {
+        self.plan.clusters(&self.sites())
+    }
+}
+
+/// What the members of an epoch share, beside themselves.
+pub trait Plan: Clone + Debug + Eq + Hash {
+    /// The cluster of each protocol, in an order that never changes, with everybody absent who is
+    /// not a member.
+    fn clusters(&self, members: &SiteSet) -> Vec<Cluster>;
+
+    /// How what is known of this plan's pools is said of those of the next: pools may get other
+    /// numbers or move to another protocol. As it is, they keep both. What names a pool that is
+    /// gone
+    /// ends by itself.
+    #[must_use]
+    fn carry(&self, _next: &Self, surveys: Vec<Survey>) -> Vec<Survey> {
+        surveys
+    }
+}
+
+/// One protocol and its pools.
+impl Plan for Cluster {
+    fn clusters(&self, members: &SiteSet) -> Vec<Cluster> {
+        let last = members.iter().last().map_or(0, |site| site.0.saturating_add(1));
+        let sites = self.sites.max(last);
+        let absent = (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
+        Vec::from([Self { sites, absent, ..self.clone() }])
+    }
+}

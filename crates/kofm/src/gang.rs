@@ -1,0 +1,527 @@
+//! `kofm gang`: members at several sites that start together or not at all.
+//!
+//! Sites never run commands. Where all members are on one machine, `gang run` starts the command
+//! once for each; where they are not, it is started on each member's machine with `--as`, and those
+//! meet at the site of the first member.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hyper::Method;
+use kofm_net::api::{
+    self, Code, GangMembers, JoinGang, Joined, PutGang, StartGang, Started, State, Want,
+};
+use kofm_net::client::{Client, ClientError};
+use kofm_net::{Moment, duration};
+use tokio::time::{sleep, timeout};
+
+use crate::ask::{Server, owner, print_json, table};
+use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
+use crate::run::{GuardLink, Signals, ended, start_guard, told};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often a member that waits for others asks whether they are there.
+const ASK: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Gang {
+    /// Make a gang, or give it other members
+    Set(Set),
+    /// Run a command at each member, when and only when all have everything
+    #[command(after_help = RUNS)]
+    Run(Run),
+    /// List gangs
+    Ls(Ls),
+    /// Remove a gang; a run of it goes on
+    Rm(Rm),
+}
+
+const RUNS: &str = "\
+The members' units and the members themselves are one demand: all of it is granted, or nothing. A
+member takes part in one gang at a time. The command runs once for each member, with KOFM_MEMBER
+(the site), KOFM_GANG, and of its own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything
+is given back when the last one has ended. When one fails, or a member is lost, all are stopped.
+
+Sites never run commands. On a cluster in one process (`kofm up`), or with --here, all members run
+on this machine. Otherwise run this on each member's machine, against its own site, with --as:
+
+  s0$ kofm gang run train --as s0 -- torchrun …
+  s1$ kofm gang run train --as s1 -- torchrun …
+
+Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
+lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Set {
+    name: String,
+    /// A member and what it needs; repeat for each member. SITE= alone needs nothing but the member
+    #[arg(long = "member", value_name = "SITE=POOL:K[,POOL:K]", required = true)]
+    members: Vec<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Print the gang as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    name: String,
+    /// Run only this member here; the others are run elsewhere, and all meet
+    #[arg(long = "as", value_name = "SITE", conflicts_with = "here")]
+    member: Option<String>,
+    /// Run all members on this machine
+    #[arg(long)]
+    here: bool,
+    /// How long to wait at most; 0 tries once [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    wait: Option<Duration>,
+    /// How long the lease lives without a renewal
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration::parse)]
+    ttl: Duration,
+    /// Who asks, shown to others (default: user@host)
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    /// How long commands are given between TERM and KILL, at most a quarter of the ttl
+    #[arg(long, value_name = "DUR", default_value = "5s", value_parser = duration::parse)]
+    kill_grace: Duration,
+    #[command(flatten)]
+    server: Server,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    name: String,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Gang {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        match self {
+            Self::Set(set) => set.run(),
+            Self::Run(run) => run.run(),
+            Self::Ls(ls) => ls.run(),
+            Self::Rm(rm) => rm.run(),
+        }
+    }
+}
+
+fn path(name: &str) -> Result<String, Exit> {
+    kofm_net::config::check_name(name).map_err(|text| Exit::new(INFEASIBLE, text))?;
+    Ok(format!("/v1/gangs/{name}"))
+}
+
+/// `SITE=POOL:K,POOL:K`.
+fn member(text: &str) -> Result<(String, Want), Exit> {
+    let malformed = || {
+        Exit::new(INFEASIBLE, format!("--member {text}: write SITE=POOL:K, more pools with commas"))
+    };
+    let (site, demand) = text.split_once('=').ok_or_else(malformed)?;
+    let mut want = Want::new();
+    for part in demand.split(',').filter(|_| !demand.is_empty()) {
+        let (pool, units) = part.rsplit_once(':').unwrap_or((part, "1"));
+        let units: u32 = units.parse().ok().filter(|&units| units > 0).ok_or_else(malformed)?;
+        if site.is_empty() || pool.is_empty() || want.insert(pool.to_owned(), units).is_some() {
+            return Err(malformed());
+        }
+    }
+    Ok((site.to_owned(), want))
+}
+
+impl Set {
+    fn run(self) -> Result<(), Exit> {
+        let mut members = BTreeMap::new();
+        for text in &self.members {
+            let (site, want) = member(text)?;
+            if members.insert(site.clone(), want).is_some() {
+                return Err(Exit::new(INFEASIBLE, format!("member {site} stands there twice")));
+            }
+        }
+        let spec = PutGang { members: GangMembers(members) };
+        let path = path(&self.name)?;
+        let gang: api::Gang = self.server.with(async |client| {
+            Ok(client.call(Method::PUT, &path, Some(&spec), PATIENCE).await?)
+        })?;
+        if self.json {
+            return print_json(&gang);
+        }
+        print!("{}", gangs_table(&[gang]));
+        Ok(())
+    }
+}
+
+impl Ls {
+    fn run(self) -> Result<(), Exit> {
+        let list: Vec<api::Gang> =
+            self.server.with(async |client| Ok(client.get("/v1/gangs").await?))?;
+        if self.json {
+            return print_json(&list);
+        }
+        print!("{}", gangs_table(&list));
+        Ok(())
+    }
+}
+
+impl Rm {
+    fn run(self) -> Result<(), Exit> {
+        let path = path(&self.name)?;
+        let removed: serde_json::Value = self.server.with(async |client| {
+            Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
+        })?;
+        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        Ok(())
+    }
+}
+
+fn gangs_table(gangs: &[api::Gang]) -> String {
+    let member = |(site, want): (&String, &Want)| {
+        let parts: Vec<String> =
+            want.iter().map(|(pool, units)| format!("{pool}:{units}")).collect();
+        format!("{site}={}", parts.join(","))
+    };
+    let row = |gang: &api::Gang| {
+        let members: Vec<String> = gang.members.iter().map(member).collect();
+        vec![gang.name.clone(), gang.state.clone(), members.join(" ")]
+    };
+    table(&["GANG", "STATE", "MEMBERS"], gangs.iter().map(row))
+}
+
+impl Run {
+    fn run(self) -> Result<(), Exit> {
+        let code = self.server.with(async |client| match &self.member {
+            Some(member) => self.run_one(&client, member).await,
+            None => self.run_all(&client).await,
+        })?;
+        if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
+    }
+
+    fn env(&self, member: &str, rest: Vec<(String, String)>) -> Vec<(String, String)> {
+        let own = [("KOFM_GANG", self.name.as_str()), ("KOFM_MEMBER", member)];
+        let own = own.map(|(variable, value)| (variable.to_owned(), value.to_owned()));
+        own.into_iter().chain(rest).collect()
+    }
+
+    fn who(&self) -> String {
+        self.owner.clone().unwrap_or_else(owner)
+    }
+
+    // All members here: one lease, one command for each.
+
+    async fn run_all(&self, client: &Client) -> Result<u8, Exit> {
+        let spec =
+            StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
+        let start = path(&self.name)? + "/start";
+        let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
+        let id = started.request.id.clone();
+        if !started.together && !self.here && started.members.len() > 1 {
+            client.cancel(&id).await?;
+            let name = &self.name;
+            return Err(Exit::new(
+                USAGE,
+                format!(
+                    "the sites of gang {name} are not one process: run `kofm gang run {name} --as \
+                     SITE -- …` on the machine of each member, or all of them here with --here"
+                ),
+            ));
+        }
+        if started.request.state == State::Queued {
+            eprintln!("waiting as {id}, place {}", started.request.position.unwrap_or(1));
+        }
+        let mut signals = Signals::new()?;
+        let request = tokio::select! {
+            request = client.wait(started.request) => request?,
+            number = signals.next() => {
+                client.cancel(&id).await?;
+                let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
+                return Err(Exit::new(code, "given up; nothing is held"));
+            }
+        };
+        let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
+            return Err(self.refused(&request));
+        };
+        let shares = api::shares(&started.members, &lease.units);
+        let result = self.hold_all(client, &lease, &shares, &mut signals).await;
+        // Who has lost the lease finds nothing to release, and that is harmless.
+        if let Err(error) = client.release(&lease.id).await {
+            eprintln!("kofm: not released, it will expire: {error}");
+        }
+        result
+    }
+
+    fn refused(&self, request: &api::Request) -> Exit {
+        let cause = request.cause.as_deref().unwrap_or("not granted");
+        match (request.state, self.wait) {
+            (State::Failed, Some(Duration::ZERO)) => Exit::new(BUSY, cause),
+            (State::Failed, Some(wait)) if cause.contains("ran out") => {
+                Exit::new(TIMEOUT, format!("not started within {}", duration::show(wait)))
+            }
+            (_, _) => Exit::new(UNREACHABLE, cause),
+        }
+    }
+
+    async fn hold_all(
+        &self,
+        client: &Client,
+        lease: &api::Lease,
+        shares: &BTreeMap<String, BTreeMap<String, Vec<String>>>,
+        signals: &mut Signals,
+    ) -> Result<u8, Exit> {
+        // How old the grant is, nobody here knows; a renewal has a beginning that is known.
+        let sent = Moment::now();
+        let renewed = client.renew(&lease.id).await?;
+        let ttl = Duration::from_millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
+        let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
+        let mut crew = Crew::new();
+        for (member, units) in shares {
+            let env = self.env(member, told(&lease.id, lease.fence, units));
+            let guard = start_guard(&self.command, &env).await?;
+            crew.add(member, guard);
+            crew.until(until, ttl, self.kill_grace).await?;
+        }
+        let mut pause = ttl / 3;
+        let mut lost = None;
+        while crew.works() {
+            tokio::select! {
+                () = crew.next() => {}
+                number = signals.next() => crew.say(&format!("signal {number}")).await?,
+                () = sleep(pause), if lost.is_none() => {
+                    let sent = Moment::now();
+                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    match timeout(ttl / 3, client.renew(&lease.id)).await {
+                        Ok(Ok(renewed)) => {
+                            until = sent.after(Duration::from_millis(renewed.expires_in_ms));
+                            crew.until(until, ttl, self.kill_grace).await?;
+                            pause = ttl / 3;
+                        }
+                        Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
+                            eprintln!("kofm: {}; stopping all members", error.message);
+                            crew.say("lost").await?;
+                            lost = Some(error.message);
+                        }
+                        Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
+                        Err(_) => {}
+                    }
+                }
+            }
+            if lost.is_none() {
+                crew.stop_if_one_failed().await?;
+            }
+        }
+        match lost {
+            Some(message) => Err(Exit::new(LOST, message)),
+            None => crew.result(),
+        }
+    }
+
+    // One member here, the others elsewhere.
+
+    async fn run_one(&self, client: &Client, member: &str) -> Result<u8, Exit> {
+        let mut bytes = [0; 16];
+        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+        let mut spec = JoinGang {
+            member: member.to_owned(),
+            token: format!("{:032x}", u128::from_le_bytes(bytes)),
+            run: None,
+            ttl: Some(self.ttl),
+            owner: Some(self.who()),
+            leave: false,
+        };
+        let mut signals = Signals::new()?;
+        let met = self.meet(client, &mut spec, &mut signals).await;
+        let result = match met {
+            Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
+            Err(exit) => Err(exit),
+        };
+        spec.leave = true;
+        // A member that does not say so is missed soon enough.
+        self.join(client, &spec).await.ok();
+        result
+    }
+
+    async fn join(&self, client: &Client, spec: &JoinGang) -> Result<Joined, ClientError> {
+        let path = format!("/v1/gangs/{}/join", self.name);
+        client.call(Method::POST, &path, Some(spec), PATIENCE).await
+    }
+
+    /// Waits until all members are there and have everything; says when the last word was sent.
+    async fn meet(
+        &self,
+        client: &Client,
+        spec: &mut JoinGang,
+        signals: &mut Signals,
+    ) -> Result<(Joined, Moment), Exit> {
+        path(&self.name)?;
+        let since = Moment::now();
+        let mut said = String::new();
+        loop {
+            let sent = Moment::now();
+            match self.join(client, spec).await {
+                Ok(joined) if joined.state == "running" => return Ok((joined, sent)),
+                Ok(joined) => {
+                    spec.run = None;
+                    let text = match joined.missing.as_slice() {
+                        [] => "all members are there; waiting for their units".to_owned(),
+                        missing => format!("waiting for {}", missing.join(", ")),
+                    };
+                    if text != said {
+                        eprintln!("{text}");
+                        said = text;
+                    }
+                }
+                Err(ClientError::Refused(error)) if error.error == Code::InUse => {}
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(wait) = self.wait.filter(|&wait| Moment::now().since(since) >= wait) {
+                let code = if wait.is_zero() { BUSY } else { TIMEOUT };
+                let text = format!("not started within {}", duration::show(wait));
+                return Err(Exit::new(code, text));
+            }
+            tokio::select! {
+                () = sleep(ASK) => {}
+                number = signals.next() => {
+                    let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
+                    return Err(Exit::new(code, "given up; nothing is held"));
+                }
+            }
+        }
+    }
+
+    async fn hold_one(
+        &self,
+        client: &Client,
+        spec: &JoinGang,
+        joined: &Joined,
+        sent: Moment,
+        signals: &mut Signals,
+    ) -> Result<u8, Exit> {
+        let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
+        let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
+        let env = self.env(&joined.member, told(&lease, fence, &joined.units));
+        let mut guard = start_guard(&self.command, &env).await?;
+        let ttl = Duration::from_millis(joined.ttl_ms);
+        guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
+        let mut pause = ttl / 3;
+        let mut lost = None;
+        loop {
+            tokio::select! {
+                word = guard.word() => {
+                    let result = ended(&word?);
+                    return match lost {
+                        Some(message) => Err(Exit::new(LOST, message)),
+                        None => result,
+                    };
+                }
+                number = signals.next() => guard.say(&format!("signal {number}")).await?,
+                () = sleep(pause), if lost.is_none() => {
+                    let sent = Moment::now();
+                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    match timeout(ttl / 3, self.join(client, &spec)).await {
+                        Ok(Ok(_)) => {
+                            guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
+                            pause = ttl / 3;
+                        }
+                        Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
+                            eprintln!("kofm: {}; stopping this member", error.message);
+                            guard.say("lost").await?;
+                            lost = Some(error.message);
+                        }
+                        Ok(Err(error)) => eprintln!("kofm: not heard: {error}"),
+                        Err(_) => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The members that run here, each under its guard.
+struct Crew {
+    guards: Vec<(String, GuardLink)>,
+    /// What each came to.
+    ends: BTreeMap<String, Result<u8, Exit>>,
+    /// The first that did not end well.
+    failed: Option<String>,
+    stopped: bool,
+}
+
+impl Crew {
+    const fn new() -> Self {
+        Self { guards: Vec::new(), ends: BTreeMap::new(), failed: None, stopped: false }
+    }
+
+    fn add(&mut self, member: &str, guard: GuardLink) {
+        self.guards.push((member.to_owned(), guard));
+    }
+
+    const fn works(&self) -> bool {
+        !self.guards.is_empty()
+    }
+
+    /// Waits until one of them has ended.
+    async fn next(&mut self) {
+        let (place, word) = std::future::poll_fn(|context| {
+            for (place, (_, guard)) in self.guards.iter_mut().enumerate() {
+                let word = std::pin::Pin::new(&mut guard.words).poll_next_line(context);
+                if let std::task::Poll::Ready(word) = word {
+                    return std::task::Poll::Ready((place, word));
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await;
+        let (member, _) = self.guards.remove(place);
+        let gone = || Exit::new(crate::exit::SYSTEM, "the guard process is gone");
+        let end = match word {
+            Ok(Some(word)) => ended(&word),
+            Ok(None) => Err(gone()),
+            Err(error) => Err(error.into()),
+        };
+        if !matches!(end, Ok(0)) {
+            self.failed.get_or_insert_with(|| member.clone());
+        }
+        self.ends.insert(member, end);
+    }
+
+    async fn say(&mut self, word: &str) -> Result<(), Exit> {
+        for (_, guard) in &mut self.guards {
+            guard.say(word).await?;
+        }
+        Ok(())
+    }
+
+    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+        for (_, guard) in &mut self.guards {
+            guard.until(until, ttl, grace).await?;
+        }
+        Ok(())
+    }
+
+    /// A gang without one of its members has no use.
+    async fn stop_if_one_failed(&mut self) -> Result<(), Exit> {
+        if let Some(member) = self.failed.clone().filter(|_| !self.stopped && self.works()) {
+            self.stopped = true;
+            eprintln!("kofm: member {member} failed; stopping the others");
+            self.say("signal 15").await?;
+        }
+        Ok(())
+    }
+
+    fn result(mut self) -> Result<u8, Exit> {
+        let failed = self.failed.and_then(|member| self.ends.remove(&member));
+        failed.unwrap_or(Ok(0))
+    }
+}

@@ -1,0 +1,225 @@
+//! `kofm sem`: counters that anybody may take from and add to.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hyper::Method;
+use kofm_net::api::{self, AddSpec, PutSemaphore, TakeSpec, Taken};
+use kofm_net::duration;
+
+use crate::ask::{Server, owner, print_json, show_ms, table};
+use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT};
+
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Sem {
+    /// Make a semaphore, or give one that nobody waits for a new value
+    Set(Set),
+    /// Take units, as soon as it is your turn and there are enough
+    #[command(after_help = TAKEN)]
+    P(P),
+    /// Add units
+    V(V),
+    /// List semaphores, and who goes next
+    Ls(Ls),
+    /// Remove a semaphore that nobody waits for
+    Rm(Rm),
+}
+
+const TAKEN: &str = "\
+What is taken is taken: nothing is held, nothing expires, and only `kofm sem v` brings it back.
+Whoever is interrupted while it waits leaves nothing behind. The order is strict: a P that lacks
+units holds up those behind it, even where there are enough for them.
+
+Exit code 0 where it was taken, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or malformed.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Set {
+    name: String,
+    /// The value that it begins with
+    #[arg(long, value_name = "S0")]
+    value: u64,
+    /// How it is shared: sem-token, sem-permission or sem-quorum
+    #[arg(long, value_name = "P")]
+    protocol: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Print the semaphore as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct P {
+    /// How much of which: NAME or NAME:K
+    #[arg(value_name = "NAME[:K]")]
+    what: String,
+    /// How long to wait at most; 0 tries once [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    wait: Option<Duration>,
+    /// Who asks, shown to others (default: user@host)
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Print what was taken as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct V {
+    /// How much to which: NAME or NAME:M
+    #[arg(value_name = "NAME[:M]")]
+    what: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print what was added as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    server: Server,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    name: String,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Sem {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        match self {
+            Self::Set(set) => set.run(),
+            Self::P(p) => p.run(),
+            Self::V(v) => v.run(),
+            Self::Ls(ls) => ls.run(),
+            Self::Rm(rm) => rm.run(),
+        }
+    }
+}
+
+/// `NAME` or `NAME:K`.
+fn amount(text: &str) -> Result<(&str, u64), Exit> {
+    let malformed = || {
+        let most = u32::MAX;
+        let text = format!("`{text}` is no amount; write NAME or NAME:K with K from 1 to {most}");
+        Exit::new(INFEASIBLE, text)
+    };
+    let (name, units) = text.rsplit_once(':').unwrap_or((text, "1"));
+    kofm_net::config::check_name(name).map_err(|_| malformed())?;
+    let units = units.parse::<u64>().ok().filter(|&units| (1..=u32::MAX.into()).contains(&units));
+    Ok((name, units.ok_or_else(malformed)?))
+}
+
+impl Set {
+    fn run(self) -> Result<(), Exit> {
+        let spec = PutSemaphore { value: self.value, protocol: self.protocol };
+        let path = path(&self.name)?;
+        let semaphore: api::Semaphore = self.server.with(async |client| {
+            Ok(client.call(Method::PUT, &path, Some(&spec), PATIENCE).await?)
+        })?;
+        if self.json {
+            return print_json(&semaphore);
+        }
+        print!("{}", semaphores_table(&[semaphore]));
+        Ok(())
+    }
+}
+
+impl P {
+    fn run(self) -> Result<(), Exit> {
+        let (name, k) = amount(&self.what)?;
+        let path = path(name)? + "/p";
+        let spec = TakeSpec { k, wait: self.wait, owner: self.owner.or_else(|| Some(owner())) };
+        // One call that is answered when the units are taken. Whoever ends this process hangs up,
+        // and with that gives up.
+        let patience = self.wait.map_or(Duration::MAX, |wait| wait.saturating_add(PATIENCE));
+        let taken: Result<Taken, Exit> = self.server.with(async |client| {
+            Ok(client.call(Method::POST, &path, Some(&spec), patience).await?)
+        });
+        let taken = taken.map_err(|exit| match (exit.code, self.wait) {
+            (TIMEOUT, Some(wait)) => {
+                Exit::new(TIMEOUT, format!("not taken within {}", duration::show(wait)))
+            }
+            (BUSY, Some(Duration::ZERO)) => {
+                Exit::new(BUSY, format!("`{name}` has not got {k} now"))
+            }
+            _ => exit,
+        })?;
+        if self.json {
+            return print_json(&taken);
+        }
+        eprintln!("took {k} of {name} after {}", show_ms(taken.waited_ms));
+        Ok(())
+    }
+}
+
+impl V {
+    fn run(self) -> Result<(), Exit> {
+        let (name, m) = amount(&self.what)?;
+        let path = path(name)? + "/v";
+        let added: serde_json::Value = self.server.with(async |client| {
+            Ok(client.call(Method::POST, &path, Some(&AddSpec { m }), PATIENCE).await?)
+        })?;
+        if self.json {
+            return print_json(&added);
+        }
+        eprintln!("added {m} to {name}");
+        Ok(())
+    }
+}
+
+impl Ls {
+    fn run(self) -> Result<(), Exit> {
+        let list: Vec<api::Semaphore> =
+            self.server.with(async |client| Ok(client.get("/v1/semaphores").await?))?;
+        if self.json {
+            return print_json(&list);
+        }
+        print!("{}", semaphores_table(&list));
+        Ok(())
+    }
+}
+
+impl Rm {
+    fn run(self) -> Result<(), Exit> {
+        let path = path(&self.name)?;
+        let removed: serde_json::Value = self.server.with(async |client| {
+            Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
+        })?;
+        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        Ok(())
+    }
+}
+
+fn path(name: &str) -> Result<String, Exit> {
+    kofm_net::config::check_name(name).map_err(|text| Exit::new(INFEASIBLE, text))?;
+    Ok(format!("/v1/semaphores/{name}"))
+}
+
+fn semaphores_table(list: &[api::Semaphore]) -> String {
+    let rows = list.iter().map(|it| {
+        let next = it.head.as_ref().map_or(String::new(), |head| {
+            let owner = head.owner.as_deref().unwrap_or("somebody");
+            let (site, k, missing) = (&head.site, head.k, head.missing);
+            format!(
+                "{owner} at {site} takes {k}, lacks {missing}, waits {}",
+                show_ms(head.waited_ms)
+            )
+        });
+        let numbers = [it.value, it.waiting].map(|number| number.to_string());
+        let [value, waiting] = numbers;
+        vec![it.name.clone(), value, waiting, it.protocol.clone(), next]
+    });
+    table(&["SEMAPHORE", "VALUE", "WAITING", "PROTOCOL", "NEXT"], rows)
+}

@@ -1,0 +1,234 @@
+//! Sites that die and come back, minorities, and pools that change while everything runs.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::harness::{Cluster, command, free_port, serve, temp_dir, until};
+
+#[test]
+fn one_of_three_sites_is_killed_and_grants_go_on() {
+    let pools = "[pools]\ngpu = 4\nslot = { units = 2, protocol = \"roaming\" }\n";
+    let mut cluster = Cluster::start(3, pools);
+    cluster.members(0, 3);
+    // What it holds is kept back, and comes back.
+    for pool in ["gpu", "slot"] {
+        assert!(cluster.run(2, &["acquire", pool, "--ttl", "5m"]).status.success());
+    }
+    let http: Vec<String> = cluster.http[..2].to_vec();
+    let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let workers: Vec<_> = http
+        .into_iter()
+        .map(|http| {
+            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let args = ["run", "gpu", "slot", "--", "true"];
+                    let output = command(&http, &args).output().unwrap();
+                    assert!(output.status.success(), "{output:?}");
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    until("work is done", || done.load(Ordering::Relaxed) > 10);
+    cluster.kill(2);
+    cluster.members(0, 2);
+    let before = done.load(Ordering::Relaxed);
+    until("work goes on", || done.load(Ordering::Relaxed) > before + 20);
+    stop.store(true, Ordering::Relaxed);
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    cluster.all_free("gpu");
+    cluster.all_free("slot");
+    // And it comes back by itself, as somebody else.
+    cluster.restart(2);
+    cluster.members(2, 3);
+    assert!(cluster.run(2, &["run", "gpu:4", "slot:2", "--", "true"]).status.success());
+    let history = cluster.json(0, &["history", "--json"]);
+    assert!(history.as_array().unwrap().iter().any(|it| it["event"] == "epoch"));
+}
+
+#[test]
+fn a_minority_grants_nothing_says_so_and_comes_back() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(0, 3);
+    let lease = cluster.json(0, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    assert!(lease["expires_in_ms"].as_u64().unwrap() <= 5000, "{lease}");
+    cluster.kill(1);
+    cluster.kill(2);
+    until("it says that it has no majority", || {
+        let members = cluster.json(0, &["members", "--json"]);
+        members[0]["trouble"].as_str().is_some_and(|it| it.contains("no majority"))
+    });
+    let output = cluster.run(0, &["acquire", "gpu", "--wait", "100ms"]);
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    // Nobody relies on a lease that nobody can vouch for.
+    assert!(!cluster.run(0, &["renew", lease["id"].as_str().unwrap()]).status.success());
+    cluster.restart(1);
+    cluster.members(0, 2);
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+}
+
+#[test]
+fn pools_change_at_all_sites_or_at_none_and_survive() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(1, 3);
+    let set = |cluster: &Cluster, site: usize, args: &[&str]| {
+        let args: Vec<&str> = ["pool", "set"].iter().chain(args).copied().collect();
+        until("the pool is set", || {
+            let output = cluster.run(site, &args);
+            // An epoch may be changing for another reason.
+            assert!(output.status.success() || output.status.code() != Some(64), "{output:?}");
+            output.status.success()
+        });
+    };
+    let units = |cluster: &Cluster, site: usize, name: &str| {
+        let output = cluster.run(site, &["status", name, "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["pools"][0]["units"].as_u64()
+    };
+    set(&cluster, 1, &["board", "--units", "3", "--protocol", "roaming"]);
+    for site in 0..3 {
+        until("all know it", || units(&cluster, site, "board") == Some(3));
+    }
+    let lease = cluster.json(2, &["acquire", "gpu:2", "--ttl", "5m", "--json"]);
+    set(&cluster, 2, &["gpu", "--units", "4"]);
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+    set(&cluster, 0, &["gpu", "--units", "1"]);
+    // Units are taken out in their turn: whoever comes later waits until the holder is done.
+    let output = cluster.run(1, &["acquire", "gpu", "--wait", "300ms"]);
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert_eq!(cluster.run(1, &["acquire", "gpu:2", "--wait", "0"]).status.code(), Some(65));
+    assert!(cluster.run(2, &["release", lease["id"].as_str().unwrap()]).status.success());
+    until("all know it", || (0..3).all(|site| units(&cluster, site, "gpu") == Some(1)));
+    assert!(cluster.run(1, &["run", "gpu", "--", "true"]).status.success());
+    // A pool in use is not moved to another protocol, nor removed.
+    let lease = cluster.json(0, &["acquire", "board", "--ttl", "5m", "--json"]);
+    let output = cluster.run(1, &["pool", "rm", "board"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(cluster.run(0, &["release", lease["id"].as_str().unwrap()]).status.success());
+    set(&cluster, 1, &["board", "--units", "3", "--protocol", "quorum"]);
+    assert!(cluster.run(2, &["run", "board:3", "--", "true"]).status.success());
+    // All of them die, and come back with what they had agreed on.
+    for site in 0..3 {
+        cluster.kill(site);
+    }
+    for site in 0..3 {
+        cluster.restart(site);
+    }
+    cluster.members(0, 3);
+    until("it is as small again", || units(&cluster, 0, "gpu") == Some(1));
+    assert!(cluster.run(1, &["run", "board:3", "gpu", "--", "true"]).status.success());
+    until("it is removed", || cluster.run(2, &["pool", "rm", "board"]).status.success());
+    let output = cluster.run(0, &["acquire", "board", "--wait", "0"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+}
+
+#[test]
+fn a_clean_stop_keeps_leases() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(1, 3);
+    let lease = cluster.json(1, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+    let lease = lease["id"].as_str().unwrap().to_owned();
+    crate::harness::signal(&cluster.sites[1], "TERM");
+    // Twice: it shall not wait for the lease to end.
+    crate::harness::signal(&cluster.sites[1], "TERM");
+    cluster.sites[1].wait().unwrap();
+    cluster.restart(1);
+    cluster.members(1, 3);
+    let output = cluster.run(0, &["renew", &lease]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(cluster.run(0, &["release", &lease]).status.success());
+    cluster.all_free("gpu");
+}
+
+#[test]
+fn two_sites_wait_for_each_other_and_go_on() {
+    let mut cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
+    assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());
+    cluster.kill(1);
+    cluster.restart(1);
+    cluster.members(0, 2);
+    assert!(cluster.run(1, &["run", "gpu:2", "--", "true"]).status.success());
+}
+
+/// What ends with the test.
+struct Processes(Vec<Child>);
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+#[test]
+fn with_etcd_sites_come_and_go() {
+    let dir = temp_dir();
+    let (client, peer) = (free_port(), free_port());
+    let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
+    let etcd = Command::new("etcd")
+        .arg("--data-dir")
+        .arg(dir.join("etcd"))
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("default={peer}"), "--log-level", "error"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(etcd) = etcd else {
+        println!("NOT RUN: there is no etcd here; install it: apt-get install etcd-server");
+        return;
+    };
+    let mut processes = Processes(vec![etcd]);
+    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+    let start = |site: usize, members: &[usize]| {
+        let members: Vec<String> =
+            members.iter().map(|to| format!("s{to} = \"127.0.0.1:{}\"", ports[*to])).collect();
+        let text = format!(
+            "cluster = \"test\"\nsite = \"s{site}\"\nhttp = \"127.0.0.1:0\"\n\
+             state_dir = {:?}\netcd = [\"{client}\"]\n[members]\n{}\n[pools]\ngpu = 2\n",
+            dir.join(format!("state-{site}")),
+            members.join("\n"),
+        );
+        let path = dir.join(format!("s{site}.toml"));
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let first = start(0, &[0, 1]);
+    let second = start(1, &[0, 1]);
+    // Both look for etcd, and then for each other, before they answer clients.
+    let second = std::thread::spawn(move || serve(&second));
+    let (child, http) = serve(&first);
+    processes.0.push(child);
+    processes.0.push(second.join().unwrap().0);
+    let granted = |http: &str, want: &str| {
+        until("it is granted", || {
+            let args = ["run", want, "--wait", "20s", "--", "true"];
+            command(http, &args).output().unwrap().status.success()
+        });
+    };
+    granted(&http, "gpu:2");
+    // A site that nobody was told of.
+    let (child, third) = serve(&start(2, &[2]));
+    processes.0.push(child);
+    granted(&third, "gpu:2");
+    let members = || {
+        let output = command(&http, &["members", "--json"]).output().unwrap();
+        let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let list = list.as_array().cloned().unwrap_or_default();
+        list.iter().filter(|it| it["member"] == true).count()
+    };
+    until("three are in", || members() == 3);
+    until("it is taken out", || {
+        command(&http, &["members", "--remove", "s2"]).output().unwrap().status.success()
+    });
+    until("two are left", || members() == 2);
+    granted(&http, "gpu:2");
+    drop(processes);
+    std::fs::remove_dir_all(dir).ok();
+}

@@ -1,0 +1,337 @@
+//! What the members of an epoch share: sites by number, and pools.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kofm_core::epoch::{self, Standing, Survey};
+use kofm_core::parts::SiteSet;
+use kofm_core::quorums::Arbitration;
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
+use serde::{Deserialize, Serialize};
+
+use crate::api::OnExpiry;
+use crate::config::{Config, PoolConfig, SemaphoreConfig, semaphore_protocol_named};
+use crate::engine::runs_in_a_site;
+
+/// Semaphores that a protocol may have over the life of a cluster.
+const MAX_NUMBERS: u16 = 60_000;
+
+/// The configuration of a cluster, as an epoch has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Every site that may be a member: its name, and where the others reach it.
+    pub sites: BTreeMap<SiteId, (String, String)>,
+    /// The pools, by name.
+    pub pools: BTreeMap<String, PlannedPool>,
+    /// The semaphores, by name.
+    pub semaphores: BTreeMap<String, PlannedSemaphore>,
+    /// How many semaphores each protocol has had: their numbers are not used again, because sites
+    /// remember what they took under them.
+    pub numbered: BTreeMap<String, u16>,
+    /// The largest number that was given to a site that came later.
+    pub last: u16,
+}
+
+/// One semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct PlannedSemaphore {
+    /// Its number among those that its protocol ever had.
+    pub id: PoolId,
+    /// The value that it began with.
+    pub value: u32,
+    pub protocol: String,
+    pub arbitration: Option<Arbitration>,
+}
+
+impl PlannedSemaphore {
+    /// Nothing where a site of a later version made it.
+    pub(crate) fn config(&self) -> Option<SemaphoreConfig> {
+        let protocol = semaphore_protocol_named(&self.protocol).ok()?;
+        let (value, arbitration) = (self.value, self.arbitration.clone());
+        Some(SemaphoreConfig { value, protocol, arbitration })
+    }
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct PlannedPool {
+    /// Its number among the pools of its protocol, as long as it lives.
+    pub id: PoolId,
+    /// What the protocol shares out: the most that it ever had.
+    pub units: u32,
+    /// What people see; the difference is taken out as it becomes free.
+    pub target: u32,
+    pub names: Vec<String>,
+    pub protocol: String,
+    pub on_expiry: u8,
+    pub arbitration: Option<Arbitration>,
+    /// Takes no new requests: it is about to change.
+    pub closed: bool,
+}
+
+impl PlannedPool {
+    pub(crate) fn new(id: PoolId, pool: &PoolConfig) -> Self {
+        Self {
+            id,
+            units: pool.units,
+            target: pool.units,
+            names: pool.names.clone(),
+            protocol: pool.protocol.name().to_owned(),
+            on_expiry: match pool.on_expiry {
+                OnExpiry::Release => 0,
+                OnExpiry::Hold => 1,
+                OnExpiry::Quarantine => 2,
+            },
+            arbitration: pool.arbitration.clone(),
+            closed: false,
+        }
+    }
+
+    /// As the protocol has it; nothing where a site of a later version made it.
+    pub(crate) fn config(&self) -> Option<PoolConfig> {
+        Some(PoolConfig {
+            units: self.units,
+            names: self.names.clone(),
+            protocol: Kind::named(&self.protocol).filter(|&kind| runs_in_a_site(kind))?,
+            on_expiry: match self.on_expiry {
+                0 => OnExpiry::Release,
+                1 => OnExpiry::Hold,
+                _ => OnExpiry::Quarantine,
+            },
+            arbitration: self.arbitration.clone(),
+        })
+    }
+}
+
+/// The protocols that sites run, in the order in which a demand over several is granted. An epoch
+/// has an engine for each.
+pub(crate) fn kinds() -> Vec<Kind> {
+    let shared = |&kind: &Kind| {
+        matches!(kind.profile().serves, Service::Pool | Service::Semaphore) && runs_in_a_site(kind)
+    };
+    Kind::ALL.iter().copied().filter(shared).collect()
+}
+
+impl Plan {
+    /// What a cluster begins with.
+    pub(crate) fn first(config: &Config) -> Self {
+        let sites = config.members.iter().filter_map(|(name, address)| {
+            Some((config.number_of(name)?, (name.clone(), address.clone())))
+        });
+        let mut plan = Self { sites: sites.collect(), ..Self::default() };
+        let mut next: BTreeMap<&str, u16> = BTreeMap::new();
+        for (name, pool) in &config.pools {
+            let number = next.entry(pool.protocol.name()).or_default();
+            plan.pools.insert(name.clone(), PlannedPool::new(PoolId(*number), pool));
+            *number += 1;
+        }
+        for (name, semaphore) in &config.semaphores {
+            plan.put_semaphore(name, semaphore);
+        }
+        plan
+    }
+
+    /// Makes a semaphore, or makes it anew; false where there were too many.
+    pub(crate) fn put_semaphore(&mut self, name: &str, semaphore: &SemaphoreConfig) -> bool {
+        let SemaphoreConfig { value, protocol, ref arbitration } = *semaphore;
+        let protocol = protocol.name().to_owned();
+        let next = self.numbered.entry(protocol.clone()).or_default();
+        if *next >= MAX_NUMBERS {
+            return false;
+        }
+        let (id, arbitration) = (PoolId(*next), arbitration.clone());
+        *next += 1;
+        self.semaphores
+            .insert(name.to_owned(), PlannedSemaphore { id, value, protocol, arbitration });
+        true
+    }
+
+    /// The semaphores of one protocol by their numbers; nothing where one was removed.
+    pub(crate) fn semaphores_of(&self, kind: Kind) -> Vec<Option<(String, SemaphoreConfig)>> {
+        let count = self.numbered.get(kind.name()).copied().unwrap_or_default();
+        let mut list = vec![None; count.into()];
+        for (name, it) in self.semaphores.iter().filter(|it| it.1.protocol == kind.name()) {
+            if let Some(place) = list.get_mut(it.id.index()) {
+                *place = it.config().map(|config| (name.clone(), config));
+            }
+        }
+        list
+    }
+
+    /// What has each number among the pools or semaphores of one protocol.
+    fn names_of(&self, kind: Kind) -> Vec<Option<String>> {
+        let pools = self.pools_of(kind).into_iter().map(|it| it.map(|it| it.0));
+        let semaphores = self.semaphores_of(kind).into_iter().map(|it| it.map(|it| it.0));
+        pools.chain(semaphores).collect()
+    }
+
+    /// Makes a pool, or changes it.
+    pub(crate) fn put(&mut self, name: &str, pool: &PoolConfig) {
+        let protocol = pool.protocol.name();
+        let same = self.pools.get(name).filter(|old| old.protocol == protocol).map(|old| old.id);
+        let others = self.pools.values().filter(|other| other.protocol == protocol);
+        let taken: BTreeSet<PoolId> = others.map(|other| other.id).collect();
+        let free = || (0..u16::MAX).map(PoolId).find(|id| !taken.contains(id));
+        let id = same.or_else(free).unwrap_or(PoolId(u16::MAX));
+        let old = self.pools.get(name).filter(|_| same.is_some());
+        let mut made = PlannedPool::new(id, pool);
+        // Those who hold units keep them, so that a pool is made smaller only in what is shown.
+        if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
+            made.units = old.units;
+            made.names.clone_from(&old.names);
+        }
+        self.pools.insert(name.to_owned(), made);
+    }
+
+    /// The pools of one protocol by their numbers; nothing where one was removed.
+    pub(crate) fn pools_of(&self, kind: Kind) -> Vec<Option<(String, PoolConfig)>> {
+        let pools = self.pools.iter().filter(|it| it.1.protocol == kind.name());
+        let pools: Vec<_> = pools.collect();
+        let count = pools.iter().map(|it| it.1.id.index() + 1).max().unwrap_or(0);
+        let mut list = vec![None; count];
+        for (name, pool) in pools {
+            list[pool.id.index()] = pool.config().map(|config| (name.clone(), config));
+        }
+        list
+    }
+
+    /// Which pools of each protocol are still there in the next plan, by number.
+    pub(crate) fn stay(&self, next: &Self) -> Vec<Vec<bool>> {
+        let stay = |kind: Kind| {
+            let theirs = next.names_of(kind);
+            let ours = self.names_of(kind).into_iter().enumerate();
+            ours.map(|(id, it)| it.is_some() && theirs.get(id) == Some(&it)).collect()
+        };
+        kinds().into_iter().map(stay).collect()
+    }
+}
+
+/// Whether a pool keeps the names that it has.
+fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
+    new.names.is_empty() || old.names == new.names
+}
+
+/// What is left of a demand, where some pools are gone.
+pub(crate) fn rest(stay: &[bool], demand: &Demand) -> Demand {
+    demand.parts().filter(|it| stay.get(it.0.index()) == Some(&true)).collect()
+}
+
+impl epoch::Plan for Plan {
+    fn clusters(&self, members: &SiteSet) -> Vec<Cluster> {
+        let last = self.sites.keys().copied().chain(members.iter()).max();
+        let sites = last.map_or(1, |site| site.0.saturating_add(1));
+        let absent: SiteSet =
+            (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
+        let cluster = |kind: Kind| {
+            if kind.profile().serves == Service::Semaphore {
+                let list = self.semaphores_of(kind);
+                let said = (0..).map(PoolId).zip(&list);
+                let said =
+                    said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
+                let values = list.iter().map(|it| Units(it.as_ref().map_or(0, |it| it.1.value)));
+                let (arbitration, pools) = (said.collect(), values.collect());
+                return Cluster {
+                    arbitration,
+                    pools,
+                    absent: absent.clone(),
+                    ..Cluster::new(sites, 1)
+                };
+            }
+            let pools = self.pools_of(kind);
+            let said = (0..).map(PoolId).zip(&pools);
+            let said = said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
+            Cluster {
+                arbitration: said.collect(),
+                // Nobody can ask for the unit of a pool that is not there.
+                pools: pools
+                    .iter()
+                    .map(|it| Units(it.as_ref().map_or(1, |it| it.1.units)))
+                    .collect(),
+                absent: absent.clone(),
+                ..Cluster::new(sites, 1)
+            }
+        };
+        kinds().into_iter().map(cluster).collect()
+    }
+
+    fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {
+        for (survey, stay) in surveys.iter_mut().zip(self.stay(next)) {
+            if stay.iter().all(|stays| *stays) {
+                continue;
+            }
+            let stays = |pool: PoolId| stay.get(pool.index()) == Some(&true);
+            survey.claims.retain(|_, Standing { demand, held }| {
+                let left = rest(&stay, demand);
+                match held {
+                    Some(units) => units.retain(|unit| stays(unit.pool)),
+                    // It would never get what it asked for.
+                    None if left != *demand => return false,
+                    None => {}
+                }
+                *demand = left;
+                !demand.is_empty()
+            });
+            survey.idle.retain(|unit, _| stays(unit.pool));
+            survey.withheld.retain(|&pool, _| stays(pool));
+            survey.withheld_units.retain(|unit| stays(unit.pool));
+            if let Some(counts) = &mut survey.counts {
+                counts.values.retain(|&pool, _| stays(pool));
+                for tallies in counts.tallies.values_mut() {
+                    tallies.retain(|&pool, _| stays(pool));
+                }
+            }
+        }
+        surveys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kofm_core::Stamp;
+    use kofm_core::epoch::Plan as _;
+
+    use super::*;
+
+    fn plan(pools: &[(&str, u32)]) -> Plan {
+        let mut config = Config::single("a");
+        for (name, units) in pools {
+            config.pools.insert((*name).to_owned(), PoolConfig::new(*units));
+        }
+        Plan::first(&config)
+    }
+
+    #[test]
+    fn pools_keep_their_numbers_and_holders_their_units() {
+        let mut plan = plan(&[("b", 4), ("d", 2)]);
+        plan.put("a", &PoolConfig::new(1));
+        plan.put("b", &PoolConfig::new(1));
+        let kind = crate::config::default_protocol();
+        let names: Vec<_> = plan.pools_of(kind).into_iter().flatten().map(|it| it.0).collect();
+        assert_eq!(names, ["b", "d", "a"]);
+        assert_eq!((plan.pools["b"].units, plan.pools["b"].target), (4, 1));
+        plan.put("b", &PoolConfig::new(6));
+        assert_eq!((plan.pools["b"].units, plan.pools["b"].target), (6, 6));
+        // A number that is free again is given again.
+        plan.pools.remove("d");
+        plan.put("e", &PoolConfig::new(3));
+        assert_eq!(plan.pools["e"].id, PoolId(1));
+    }
+
+    #[test]
+    fn what_names_a_pool_that_is_gone_ends_with_it() {
+        let old = plan(&[("a", 2), ("b", 2)]);
+        let mut next = old.clone();
+        next.pools.remove("a");
+        let place = kinds().iter().position(|it| *it == crate::config::default_protocol());
+        let place = place.unwrap();
+        let mut surveys = vec![Survey::default(); kinds().len()];
+        let claim = |time| Stamp { time, site: SiteId(0) };
+        let both: Demand = [(PoolId(0), Units(1)), (PoolId(1), Units(1))].into_iter().collect();
+        let waits = Standing { demand: both.clone(), held: None };
+        let holds = Standing { demand: both, held: Some(Vec::new()) };
+        surveys[place].claims = [(claim(1), waits), (claim(2), holds)].into();
+        let carried = old.carry(&next, surveys);
+        let left = &carried[place].claims;
+        assert_eq!(left.keys().copied().collect::<Vec<_>>(), [claim(2)]);
+        assert_eq!(left[&claim(2)].demand, Demand::one(PoolId(1), 1));
+    }
+}

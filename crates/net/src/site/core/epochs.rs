@@ -1,0 +1,1098 @@
+//! The site in a cluster that changes: it drives the machine of [`kofm_core::epoch`].
+//!
+//! ```text
+//!   store ──► lease, decisions ──┐
+//!   links ──► who is gone ───────┼──► the machine ──► freeze, report, propose, install, resume
+//!   peers ──► its messages ──────┘
+//! ```
+//!
+//! Where all sites live in one process they live and die together; such a cluster has one epoch,
+//! and nothing of this.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kofm_core::epoch::{
+    Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
+};
+use kofm_core::parts::SiteSet;
+use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+use tracing::{error, info, warn};
+
+use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
+use crate::api::{self, Answer, Code, Hold, State, Submit};
+use crate::boottime::Moment;
+use crate::config::{MAX_SITES, PoolConfig, check_name};
+use crate::engine;
+use crate::incarnation::StateDir;
+use crate::link::Payload;
+use crate::names::Names;
+use crate::plan::{Plan, PlannedPool, PlannedSemaphore, kinds, rest};
+use crate::site::keeper::{self, News};
+use crate::store;
+
+/// How far clocks may differ in rate, in percent.
+const RATE: u32 = 1;
+/// What is added to every wait for somebody else's clock.
+const MARGIN: Duration = Duration::from_millis(200);
+/// A member whose connection is gone for longer is taken for dead.
+const GONE: Duration = Duration::from_millis(300);
+
+/// The longest that a site does not look around.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What a site needs for epochs.
+pub(crate) struct Change {
+    pub(super) epochs: Epochs<Plan>,
+    /// The site lease.
+    pub(super) lease: Duration,
+    /// Until when this site may grant.
+    pub(super) leased: Option<Moment>,
+    /// When a beat last succeeded.
+    beaten: Option<Moment>,
+    pub(super) trouble: Option<String>,
+    /// The last sign of life of each site, and when it was new.
+    pulses: BTreeMap<String, (store::Pulse, Moment)>,
+    /// Since when links to members are down.
+    down: BTreeMap<SiteId, Moment>,
+    suspects: SiteSet,
+    /// When the leases of sites that departed with an epoch are certainly over.
+    pub(super) quarantines: BTreeMap<u64, Moment>,
+    proposal: Option<Arc<Record<Plan>>>,
+    /// A change of the plan that is under way, who waits for it, and until when.
+    planned: Option<(Plan, Option<Responder>, Moment)>,
+    started: Moment,
+    joined: Option<Moment>,
+    /// Since when no member is left.
+    deserted: Option<Moment>,
+    /// Units were taken out of pools here.
+    drains: bool,
+    /// Sites that nobody was told of may come.
+    joinable: bool,
+    state: Option<Arc<StateDir>>,
+    me: watch::Sender<keeper::Standing>,
+    proposals: mpsc::Sender<store::Record>,
+    pub(super) running: watch::Sender<View>,
+}
+
+/// What others in this process may see of the epoch.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    pub epoch: u64,
+    pub incarnation: u64,
+    pub granting: bool,
+    /// Why it does not grant.
+    pub trouble: Option<String>,
+    pub members: BTreeMap<SiteId, u64>,
+    /// Sites that departed, with what is left of their quarantine when this was made.
+    pub quarantined: BTreeMap<SiteId, Moment>,
+    pub leased: Option<Moment>,
+    pub plan: Plan,
+}
+
+/// What travels with a pulse.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub address: String,
+}
+
+/// The doors between the site task and its keeper.
+pub(crate) struct Doors {
+    pub me: watch::Sender<keeper::Standing>,
+    pub proposals: mpsc::Sender<store::Record>,
+    pub running: watch::Sender<View>,
+    pub state: Option<Arc<StateDir>>,
+    pub joinable: bool,
+}
+
+impl Change {
+    pub(super) fn record(&self) -> &Record<Plan> {
+        self.epochs.record()
+    }
+
+    pub(crate) fn new(
+        me: SiteId,
+        incarnation: u64,
+        plan: Plan,
+        lease: Duration,
+        doors: Doors,
+    ) -> Self {
+        let nothing = Record {
+            epoch: 0,
+            members: BTreeMap::new(),
+            lives: BTreeMap::new(),
+            plan,
+            quarantine: BTreeMap::new(),
+            surveys: Vec::new(),
+        };
+        let Doors { me: standing, proposals, running, state, joinable } = doors;
+        Self {
+            epochs: Epochs::new(me, incarnation, Arc::new(nothing)),
+            lease,
+            leased: None,
+            beaten: None,
+            trouble: None,
+            pulses: BTreeMap::new(),
+            down: BTreeMap::new(),
+            suspects: SiteSet::new(),
+            quarantines: BTreeMap::new(),
+            proposal: None,
+            planned: None,
+            started: Moment::now(),
+            joined: None,
+            deserted: None,
+            drains: false,
+            joinable,
+            state,
+            me: standing,
+            proposals,
+            running,
+        }
+    }
+
+    /// How long after an epoch began the leases of those who are not in it are certainly over.
+    fn quarantine(&self) -> Duration {
+        self.lease * (100 + RATE) / (100 - RATE) + MARGIN
+    }
+
+    /// How often a site looks around: what it notices late, everybody waits for.
+    fn pause(&self) -> Duration {
+        (self.lease / 20).min(LOOK)
+    }
+
+    fn is_leased(&self, now: Moment) -> bool {
+        self.leased.is_some_and(|until| now < until)
+    }
+
+    /// The life in which a site was last seen, if that was lately.
+    fn alive(&self, name: &str, now: Moment) -> Option<u64> {
+        let (pulse, since) = self.pulses.get(name)?;
+        (now.since(*since) < self.lease).then_some(pulse.incarnation)
+    }
+
+    /// Tells the keeper and whoever watches.
+    fn publish(&self) {
+        let record = self.epochs.record();
+        let outside = self.epochs.phase() == Phase::Outside;
+        let now = keeper::Standing {
+            epoch: record.epoch,
+            incarnation: self.epochs.incarnation(),
+            hurry: outside,
+            // Whoever was taken out does not ask to be taken in again.
+            note: if record.plan.sites.contains_key(&self.epochs.me()) {
+                self.me.borrow().note.clone()
+            } else {
+                Vec::new()
+            },
+        };
+        self.me.send_if_modified(|old| {
+            let news = *old != now;
+            *old = now;
+            news
+        });
+        let phase = self.epochs.phase();
+        let trouble = match phase {
+            Phase::Running if self.epochs.may_grant() => None,
+            Phase::Running | Phase::Frozen | Phase::Installed if self.leased.is_none() => {
+                Some(match &self.trouble {
+                    Some(why) => format!("no majority, so nothing is granted here: {why}"),
+                    None => "no majority, so nothing is granted here".to_owned(),
+                })
+            }
+            Phase::Outside if record.epoch == 0 => Some(match &self.trouble {
+                Some(why) => format!("waits for the other sites: {why}"),
+                None => "waits for the other sites".to_owned(),
+            }),
+            Phase::Outside if !record.plan.sites.contains_key(&self.epochs.me()) => {
+                Some("this site was taken out of the cluster".to_owned())
+            }
+            Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
+            Phase::Running | Phase::Frozen | Phase::Installed => {
+                Some("the epoch is changing".to_owned())
+            }
+        };
+        let quarantined = record.quarantine.iter().flat_map(|(since, it)| {
+            let until = self.quarantines.get(since).copied();
+            it.sites.keys().filter_map(move |&site| Some((site, until?)))
+        });
+        self.running.send_replace(View {
+            epoch: record.epoch,
+            incarnation: self.epochs.incarnation(),
+            granting: trouble.is_none(),
+            trouble,
+            members: record.members.clone(),
+            quarantined: quarantined.collect(),
+            leased: self.leased,
+            plan: record.plan.clone(),
+        });
+    }
+}
+
+impl Core {
+    /// The epoch that messages of this site belong to.
+    pub(in crate::site) fn epoch(&self) -> u64 {
+        self.change.as_ref().map_or(1, |change| change.epochs.record().epoch)
+    }
+
+    /// Whether protocols must not take a step now.
+    pub(super) fn stands_still(&self) -> bool {
+        self.stopped || self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
+    }
+
+    /// Whether the right to grant has just run out, unnoticed so far.
+    pub(super) fn has_lapsed(&self, now: Moment) -> bool {
+        self.change.as_ref().is_some_and(|change| !change.is_leased(now))
+    }
+
+    /// How long a client may rely on this site: its right to grant, by a slower clock than ours.
+    pub(in crate::site) fn promise(&self, now: Moment) -> Option<Duration> {
+        let change = self.change.as_ref()?;
+        let left = change.leased.map_or(Duration::ZERO, |until| until.since(now));
+        Some(left * (100 - RATE) / (100 + RATE))
+    }
+
+    /// Why nothing is granted here now.
+    pub(in crate::site) fn obstacle(&self) -> Option<String> {
+        self.change.as_ref().and_then(|change| change.running.borrow().trouble.clone())
+    }
+
+    /// Before the first epoch: an engine for each protocol, so that claims have a place to wait.
+    pub(super) fn install_nothing(&mut self) {
+        let numbers = kinds().into_iter().enumerate();
+        for pool in &mut self.pools {
+            let kind = numbers.clone().find(|it| it.1 == pool.config.protocol);
+            pool.engine = kind.map_or(0, |it| it.0);
+        }
+    }
+
+    /// Starts looking after the epoch.
+    pub(super) fn watch_epochs(&mut self) {
+        if let Some(change) = &self.change {
+            let moment = Moment::now().after(change.pause());
+            self.start_timer(moment, Timer::Tick);
+        }
+    }
+
+    /// One input of the machine, and everything that follows.
+    pub(super) fn feed(&mut self, input: Input<Plan>) {
+        if self.stopped {
+            return;
+        }
+        let Some(change) = &mut self.change else { return };
+        let mut effects = Vec::new();
+        let epoch = change.epochs.record().epoch;
+        change.epochs.step(input, &mut effects);
+        if change.epochs.record().epoch != epoch {
+            // The keeper beats in the epoch that is known here, whoever is in it.
+            change.publish();
+        }
+        self.carry_out_change(effects);
+    }
+
+    fn carry_out_change(&mut self, effects: Vec<Effect<Plan>>) {
+        let news = !effects.is_empty();
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Send { to, message } => self.tell_change(to, &message),
+                Effect::Freeze => {
+                    // What this site has, as everything before has left it.
+                    let (report, mut more) = (self.report(), Vec::new());
+                    if let Some(change) = &mut self.change {
+                        change.epochs.step(Input::Frozen(report), &mut more);
+                    }
+                    effects.extend(more);
+                }
+                Effect::Propose(record) => {
+                    // Whoever is outside brings what its last life left: see `come_in`.
+                    let inside = |change: &&mut Change| change.epochs.phase() != Phase::Outside;
+                    if let Some(change) = self.change.as_mut().filter(inside) {
+                        change.proposal = Some(record);
+                    }
+                    self.offer();
+                }
+                Effect::Install(record) => self.install(&record),
+                Effect::Resume => self.resume(),
+                Effect::Depart(record) => self.depart(record),
+            }
+        }
+        if news && let Some(change) = &self.change {
+            change.publish();
+        }
+    }
+
+    fn tell_change(&mut self, to: SiteId, message: &Message<Plan>) {
+        let message = postcard::to_stdvec(message).unwrap_or_default();
+        self.send(to, &Payload::Change { message });
+    }
+
+    /// Offers what is proposed to the store; again, where it did not answer.
+    fn offer(&mut self) {
+        let Some(change) = &mut self.change else { return };
+        let next = change.epochs.record().epoch + 1;
+        let Some(record) = change.proposal.as_ref().filter(|it| it.epoch == next) else {
+            change.proposal = None;
+            return;
+        };
+        let body = postcard::to_stdvec(&**record).unwrap_or_default();
+        // A full queue has a proposal in it already; the next beat reminds us of this one.
+        change.proposals.try_send(store::Record { epoch: record.epoch, body }).ok();
+    }
+
+    pub(super) fn on_change_message(&mut self, from: SiteId, message: &[u8]) {
+        match postcard::from_bytes(message) {
+            Ok(message) => self.feed(Input::Deliver { from, message }),
+            Err(_) => self.fault(from, "a change of epoch that makes no sense"),
+        }
+    }
+
+    /// Whether a message of a protocol belongs here.
+    pub(super) fn admit(&mut self, epoch: u64) -> bool {
+        let Some(change) = &mut self.change else { return epoch == 1 };
+        if change.epochs.keeps(epoch) {
+            // Taken when this site may take steps again.
+            return true;
+        }
+        let mut effects = Vec::new();
+        let admitted = change.epochs.admit(epoch, &mut effects);
+        self.carry_out_change(effects);
+        admitted
+    }
+
+    /// The store has said something.
+    pub(super) fn on_news(&mut self, news: News) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        match news {
+            News::Beat { began, pulses } => {
+                let until = began.after(change.lease);
+                change.leased = change.leased.max(Some(until));
+                change.beaten = Some(now);
+                change.trouble = None;
+                for pulse in pulses {
+                    let life = (pulse.incarnation, pulse.count);
+                    let old = change.pulses.get(&pulse.site);
+                    if old.is_none_or(|(old, _)| (old.incarnation, old.count) < life) {
+                        change.pulses.insert(pulse.site.clone(), (pulse, now));
+                    }
+                }
+                let valid = change.is_leased(now);
+                self.feed(Input::Lease(valid));
+                self.offer();
+                self.look_around();
+                if let Some(change) = &self.change {
+                    change.publish();
+                }
+            }
+            News::Decided(record) => match postcard::from_bytes::<Record<Plan>>(&record.body) {
+                Ok(record) => self.feed(Input::Decided(Arc::new(record))),
+                Err(error) => error!(%error, "the store has a record that is not ours"),
+            },
+            News::Trouble(why) => {
+                if change.trouble.as_ref() != Some(&why) {
+                    warn!(%why, "the store does not answer");
+                }
+                change.trouble = Some(why);
+                change.publish();
+            }
+        }
+        self.settle();
+    }
+
+    /// Every now and then: who is gone, what is over, who may join.
+    pub(super) fn tick(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        let again = now.after(change.pause());
+        self.start_timer(again, Timer::Tick);
+        self.check_lease(now);
+        self.look_around();
+        self.give_up_plan(now);
+        self.settle();
+    }
+
+    /// Makes, changes or removes a pool.
+    pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+        let mut plan = self.plan.clone();
+        let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
+            Some((Some(config), closed, target)) => {
+                plan.put(name, &PoolConfig { units: target, ..config });
+                if let Some(made) = plan.pools.get_mut(name) {
+                    made.closed = closed;
+                }
+                None
+            }
+            Some((None, ..)) => {
+                Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
+            }
+            None if plan.pools.remove(name).is_none() => {
+                Some((Code::UnknownPool, format!("there is no pool `{name}`")))
+            }
+            None => None,
+        };
+        match refused {
+            Some((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
+            None => self.change_plan(plan, Some(reply)),
+        }
+    }
+
+    /// Makes or removes a semaphore.
+    pub(super) fn plan_semaphore(
+        &mut self,
+        name: &str,
+        semaphore: Option<PlannedSemaphore>,
+        reply: Responder,
+    ) {
+        let mut plan = self.plan.clone();
+        let done = match semaphore.map(|it| it.config()) {
+            Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
+            Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
+            Some(None) => Err((Code::Malformed, "a protocol that this site does not run")),
+            None if plan.semaphores.remove(name).is_some() => Ok(()),
+            None => Err((Code::UnknownSemaphore, "there is no such semaphore")),
+        };
+        match done {
+            Ok(()) => self.change_plan(plan, Some(reply)),
+            Err((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
+        }
+    }
+
+    /// Takes a site out of the cluster.
+    pub(super) fn plan_leave(&mut self, name: &str, reply: Responder) {
+        let mut plan = self.plan.clone();
+        plan.sites.retain(|_, site| site.0 != name);
+        if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
+            let text = format!("`{name}` is not a site of this cluster, or its last one");
+            return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
+        }
+        self.change_plan(plan, Some(reply));
+    }
+
+    /// Takes units out of pools that were made smaller, in their turn. The first member keeps them;
+    /// when it dies, the next one does.
+    fn drain_pools(&mut self) {
+        let Some(change) = &self.change else { return };
+        if !change.epochs.may_grant() {
+            return;
+        }
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
+        for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
+            if pool.limit < pool.config.units {
+                wanted.insert(place, pool.config.units - pool.limit);
+            }
+        }
+        let had = change.drains;
+        if let Some(change) = &mut self.change {
+            change.drains = !wanted.is_empty();
+        }
+        if wanted.is_empty() && !had {
+            return;
+        }
+        let mut over = Vec::new();
+        for (&key, request) in &self.requests {
+            if request.hold != Hold::Drain || request.state.is_over() {
+                continue;
+            }
+            let Some(&(place, units)) = request.want.first() else { continue };
+            if wanted.get(&place) == Some(&units) {
+                wanted.remove(&place);
+            } else {
+                over.push(key);
+            }
+        }
+        for key in over {
+            self.end(key, State::Released, "the pool has changed again");
+        }
+        for (place, units) in wanted {
+            let want = [(self.pools[place].name.to_string(), units)].into();
+            let reason = Some("the pool was made smaller".to_owned());
+            let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };
+            let key = self.open(spec, vec![(place, units)], Hold::Drain);
+            self.todo.push_back(Todo::Claim(key));
+        }
+    }
+
+    /// Takes in sites that are not in the plan and say that they want to be.
+    fn take_in(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &self.change else { return };
+        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
+            return;
+        }
+        let mut plan = self.plan.clone();
+        for (name, (pulse, since)) in &change.pulses {
+            let known = plan.sites.values().any(|site| site.0 == *name);
+            let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
+            let here = now.since(*since) < change.lease && !note.address.is_empty();
+            if !known && here && check_name(name).is_ok() && plan.sites.len() < MAX_SITES {
+                // Numbers are never used again: stamps contain them.
+                let last = plan.sites.keys().map(|site| site.0).max().unwrap_or(0);
+                let number = plan.last.max(last) + 1;
+                plan.last = number;
+                plan.sites.insert(SiteId(number), (name.clone(), note.address));
+            }
+        }
+        if plan != self.plan {
+            self.change_plan(plan, None);
+        }
+    }
+
+    /// Begins an epoch with another plan.
+    fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
+        let ready = self.change.as_ref().map(|it| it.epochs.may_grant() && it.planned.is_none());
+        let refused = match ready {
+            Some(true) => None,
+            Some(false) => {
+                let text = "the epoch is changing, or this site has no majority; try again";
+                Some(api::Error::new(Code::InUse, text))
+            }
+            None => {
+                let text = "the sites of this cluster are one process";
+                Some(api::Error::new(Code::Unsupported, text))
+            }
+        };
+        let answer = match refused {
+            Some(error) => Err(error),
+            None if plan == self.plan => Ok(Answer::Done),
+            None => {
+                if let Some(change) = &mut self.change {
+                    let until = Moment::now().after(change.lease * 4);
+                    change.planned = Some((plan.clone(), reply, until));
+                }
+                self.feed(Input::Configure(plan));
+                return self.settle();
+            }
+        };
+        if let Some(reply) = reply {
+            self.respond(reply, answer);
+        }
+    }
+
+    /// Answers whoever waits for a change of the plan that has come true.
+    fn answer_plan(&mut self) {
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        if let Some((_, Some(reply), _)) = change.planned.take_if(|it| it.0 == record.plan) {
+            self.respond(reply, Ok(Answer::Done));
+        }
+    }
+
+    fn give_up_plan(&mut self, now: Moment) {
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
+            let text = "no majority of the sites could be asked in time; look again whether the \
+                        change was made";
+            if let Some(reply) = reply {
+                self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+            }
+            self.feed(Input::Configure(record.plan.clone()));
+        }
+    }
+
+    /// Stops granting when the site's right to do so has run out.
+    pub(super) fn check_lease(&mut self, now: Moment) {
+        let Some(change) = &mut self.change else { return };
+        if change.leased.is_none() || change.is_leased(now) {
+            return;
+        }
+        change.leased = None;
+        self.feed(Input::Lease(false));
+        let cause = "the site cannot reach enough others to know that its leases are good";
+        warn!("{cause}");
+        let happening = self.happening("suspended", None);
+        self.record(api::Happening { cause: Some(cause.into()), ..happening });
+        self.lose_leases(cause);
+        if let Some(change) = &self.change {
+            change.publish();
+        }
+    }
+
+    /// Ends all leases: nobody may rely on them any more.
+    fn lose_leases(&mut self, cause: &str) {
+        let held = self.requests.iter().filter(|it| it.1.state == State::Granted);
+        let held: Vec<u64> = held.map(|it| *it.0).collect();
+        for key in held {
+            self.metrics.expired += 1;
+            self.end(key, State::Expired, cause);
+        }
+    }
+
+    fn look_around(&mut self) {
+        let Some(change) = &self.change else { return };
+        if change.epochs.phase() == Phase::Outside {
+            self.come_in();
+        } else {
+            self.look_for_the_dead();
+            self.end_quarantines();
+            self.take_in();
+            self.drain_pools();
+        }
+    }
+
+    fn look_for_the_dead(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        change.down.retain(|site, _| record.members.contains_key(site));
+        // Whoever cannot reach a majority knows nothing about the others.
+        let sure = change.beaten.is_some_and(|beaten| now.since(beaten) < change.lease / 2);
+        let mut suspects = SiteSet::new();
+        for (&site, &incarnation) in record.members.iter().filter(|it| *it.0 != self.me) {
+            if self.mesh.is_up(site) {
+                change.down.remove(&site);
+            } else {
+                change.down.entry(site).or_insert(now);
+            }
+            let gone = change.down.get(&site).is_some_and(|&since| now.since(since) > GONE);
+            let name = record.plan.sites.get(&site).map_or("", |it| it.0.as_str());
+            let pulse = change.pulses.get(name);
+            let silent = match pulse {
+                Some((pulse, since)) => {
+                    now.since(*since) > change.lease || pulse.incarnation > incarnation
+                }
+                None => now.since(change.started) > change.lease * 2,
+            };
+            let removed = !record.plan.sites.contains_key(&site);
+            if sure && (gone || silent || removed) {
+                suspects.insert(site);
+            }
+        }
+        if suspects != change.suspects {
+            let names: Vec<u16> = suspects.iter().map(|it| it.0).collect();
+            info!(suspects = ?names, epoch = record.epoch, "members that seem to be gone");
+            change.suspects = suspects.clone();
+            self.feed(Input::Suspect(suspects));
+        }
+    }
+
+    fn end_quarantines(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        let record = change.epochs.record();
+        change.quarantines.retain(|since, _| record.quarantine.contains_key(since));
+        let over = change.quarantines.iter().filter(|it| *it.1 <= now).map(|it| *it.0).max();
+        if let Some(over) = over {
+            // Said again as long as it is not seen to.
+            for until in change.quarantines.values_mut().filter(|until| **until <= now) {
+                *until = now.after(change.lease / 5);
+            }
+            self.feed(Input::Over(over));
+        }
+    }
+
+    /// No member: asks to become one, or makes the first epoch, or the next one where no member is
+    /// left.
+    fn come_in(&mut self) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        let beaten = change.beaten.is_some_and(|beaten| now.since(beaten) < change.lease);
+        if change.proposal.as_ref().is_some_and(|it| it.epoch == record.epoch + 1) || !beaten {
+            return;
+        }
+        let sites = &record.plan.sites;
+        let Some((name, _)) = sites.get(&self.me) else { return };
+        let alive = |site: SiteId| {
+            let name = sites.get(&site).map_or("", |it| it.0.as_str());
+            change.alive(name, now)
+        };
+        // Whoever has the lowest number goes first.
+        let rank = sites.keys().filter(|&&site| site < self.me && alive(site).is_some()).count();
+        let turn = change.lease / 4 * u32::try_from(rank).unwrap_or(8);
+        if record.epoch == 0 {
+            let all = sites.keys().all(|&site| alive(site).is_some());
+            let reached = sites.keys().all(|&site| site == self.me || self.mesh.is_up(site));
+            let waited = now.since(change.started);
+            if (all && reached && rank == 0) || waited > change.lease + turn {
+                let here = |&site: &SiteId| {
+                    let up = site == self.me || self.mesh.is_up(site);
+                    Some((site, alive(site).filter(|_| up)?))
+                };
+                let mut members: BTreeMap<SiteId, u64> = sites.keys().filter_map(here).collect();
+                members.insert(self.me, change.epochs.incarnation());
+                change.proposal = Some(Arc::new(Record::first(members, record.plan.clone())));
+                self.offer();
+            }
+            return;
+        }
+        let lives = |(site, incarnation): (&SiteId, &u64)| alive(*site) == Some(*incarnation);
+        if record.members.iter().any(lives) {
+            change.deserted = None;
+            let reached = record.members.keys().all(|&it| it == self.me || self.mesh.is_up(it));
+            let patience = change.lease / 4;
+            let asked = change.joined.is_some_and(|it| now.since(it) < patience);
+            if reached && !asked {
+                change.joined = Some(now);
+                let report = self.first_report();
+                info!(site = %name, epoch = record.epoch, "asks to join");
+                let me = self.me;
+                for &to in record.members.keys().filter(|&&site| site != me) {
+                    self.tell_change(to, &Message::Join(report.clone()));
+                }
+            }
+            return;
+        }
+        // Those that have come back with another life need not be waited for.
+        let dead = |(&site, &incarnation): (&SiteId, &u64)| {
+            let name = sites.get(&site).map_or("", |it| it.0.as_str());
+            let pulse = change.pulses.get(name);
+            pulse.is_some_and(|(pulse, _)| pulse.incarnation > incarnation)
+        };
+        let sure = record.members.iter().all(dead);
+        let since = *change.deserted.get_or_insert(now);
+        let patience = if sure { turn } else { change.lease + turn };
+        if now.since(since) >= patience {
+            let report = self.first_report();
+            let next = record.revived(&BTreeMap::from([(self.me, report)]));
+            warn!(epoch = next.epoch, "no member is left: begins anew");
+            if let Some(change) = &mut self.change {
+                change.proposal = Some(Arc::new(next));
+            }
+            self.offer();
+        }
+    }
+
+    /// What a new life of this site brings.
+    fn first_report(&self) -> Report {
+        let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
+        let legacy = self.legacy.clone().unwrap_or_default();
+        let mut books = legacy.books(kinds().len());
+        self.report_semaphores(&mut books);
+        let mut clock = self.clock;
+        clock.merge(legacy.clock);
+        Report { books, clock, ..Report::empty(incarnation) }
+    }
+
+    /// What this site has, for the others.
+    fn report(&self) -> Report {
+        let mut books: Vec<Book> = self
+            .engines
+            .iter()
+            .map(|running| Book {
+                claims: BTreeMap::new(),
+                idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
+                tallies: None,
+            })
+            .collect();
+        self.report_semaphores(&mut books);
+        let ended = self.todo.iter().filter_map(|todo| match todo {
+            Todo::Undo(_, part) => Some(part),
+            Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Move(..)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Granted(..)
+            | Todo::Rejected(..)
+            | Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Add { .. }
+            | Todo::Revoked(..) => None,
+        });
+        let parts = self.requests.values().flat_map(|request| &request.parts);
+        for part in parts.chain(ended) {
+            let Some(claim) = part.claim else { continue };
+            let units = part.numbers.iter().flat_map(|(&pool, numbers)| {
+                numbers.iter().map(move |&number| Unit { pool, number })
+            });
+            let held = part.granted.then(|| units.collect());
+            let standing = Standing { demand: part.demand.clone(), held };
+            if let Some(book) = books.get_mut(part.engine) {
+                book.claims.insert(claim, standing);
+            }
+        }
+        Report { incarnation: 0, clock: self.clock, books }
+    }
+
+    /// Puts everything in the state that a record says.
+    fn install(&mut self, record: &Arc<Record<Plan>>) {
+        let Some(change) = &mut self.change else { return };
+        change.proposal = None;
+        change.joined = None;
+        change.deserted = None;
+        change.down.clear();
+        change.suspects = SiteSet::new();
+        let over = Moment::now().after(change.quarantine());
+        for &since in record.quarantine.keys() {
+            change.quarantines.entry(since).or_insert(over);
+        }
+        for (&site, (_, address)) in &record.plan.sites {
+            self.mesh.reach(site, address.clone());
+        }
+        // A protocol that heals by itself goes on, unless its pools are others now.
+        let goes_on: Vec<bool> = kinds()
+            .into_iter()
+            .map(|kind| {
+                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
+            })
+            .collect();
+        for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
+            if goes_on.get(number) == Some(&true) {
+                self.protocol_timers.insert((number, timer), key);
+            } else {
+                self.timers.remove(&key);
+            }
+        }
+        let last = record.plan.sites.keys().max().map_or(0, |site| site.index() + 1);
+        self.members = (0..last)
+            .map(|number| {
+                let site = u16::try_from(number).map(SiteId).ok();
+                let known = site.and_then(|site| record.plan.sites.get(&site));
+                known.map_or("?", |it| it.0.as_str()).into()
+            })
+            .collect();
+        let stay = self.plan.stay(&record.plan);
+        self.plan = record.plan.clone();
+        self.install_engines(record, &goes_on);
+        // What was to be done in the old epoch is not done in the new one, but for the clients'
+        // wishes.
+        self.todo.retain(|todo| {
+            matches!(todo, Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. })
+        });
+        self.trim(record, &stay);
+        self.trim_semaphores(record);
+        self.inherit(record);
+        let members: Vec<String> =
+            record.members.keys().map(|&site| self.site_name(site)).collect();
+        let text = format!("epoch {}: {}", record.epoch, members.join(", "));
+        info!("{text}");
+        self.metrics.epoch_changes += 1;
+        let happening = self.happening("epoch", None);
+        self.record(api::Happening { cause: Some(text), ..happening });
+    }
+
+    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
+        let sites: Vec<SiteId> = record.members.keys().copied().collect();
+        let clusters = record.clusters();
+        let mut old = std::mem::take(&mut self.engines);
+        let mut alarms = Vec::new();
+        let mut seen = BTreeSet::new();
+        let empty = Survey::default();
+        for (number, kind) in kinds().into_iter().enumerate() {
+            let Some(cluster) = clusters.get(number) else { continue };
+            let survey = record.surveys.get(number).unwrap_or(&empty);
+            self.clock.merge(survey.clock);
+            let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            let engine = match kept.map(|place| old.swap_remove(place)) {
+                Some(running) => Some(running.engine),
+                None if engine::heals(kind) => {
+                    // It finds out itself who is there.
+                    let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
+                    alarms.push(number);
+                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
+                }
+                None => engine::resume(kind, self.me, cluster, survey),
+            };
+            let Some(engine) = engine else { continue };
+            if kind.profile().serves == Service::Semaphore {
+                let pools = self.install_semaphores(number, kind, &record.plan, survey);
+                let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
+                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+                continue;
+            }
+            let mut pools = Vec::new();
+            for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
+                let Some((name, config)) = pool else {
+                    pools.push(usize::MAX);
+                    continue;
+                };
+                let place = self.pool_by_name.get(name.as_str()).copied();
+                let place = place.unwrap_or_else(|| {
+                    let name: Arc<str> = name.as_str().into();
+                    self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
+                    self.pools.push(Pool::new(name, config.clone()));
+                    self.pools.len() - 1
+                });
+                let state = &mut self.pools[place];
+                let planned = record.plan.pools.get(&name);
+                state.limit = planned.map_or(config.units, |it| it.target);
+                let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
+                state.withheld = withheld.map(|unit| unit.number).collect();
+                state.closed = planned.is_some_and(|it| it.closed);
+                (state.engine, state.id, state.config) = (number, id, config);
+                seen.insert(place);
+                pools.push(place);
+            }
+            let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
+            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+        }
+        for number in alarms {
+            self.set_alarm(number);
+        }
+        for (place, pool) in self.pools.iter_mut().enumerate() {
+            if !seen.contains(&place) && !pool.gone {
+                pool.gone = true;
+                self.pool_by_name.remove(&pool.name);
+            }
+        }
+    }
+
+    /// Ends what has no place in the new epoch.
+    fn trim(&mut self, record: &Record<Plan>, stay: &[Vec<bool>]) {
+        let known = |engine: usize, claim: Stamp| {
+            record.surveys.get(engine).is_some_and(|survey| survey.claims.contains_key(&claim))
+        };
+        let trim = |part: &mut Part| {
+            let Some(stay) = stay.get(part.engine) else { return };
+            part.demand = rest(stay, &part.demand);
+            part.numbers.retain(|pool, _| stay.get(pool.index()) == Some(&true));
+        };
+        for todo in &mut self.todo {
+            if let Todo::Undo(_, part) = todo {
+                trim(part);
+                if part.claim.is_some_and(|claim| !known(part.engine, claim)) {
+                    part.claim = None;
+                }
+            }
+        }
+        let mut ended = Vec::new();
+        for (&key, request) in &mut self.requests {
+            let mut lost = false;
+            for part in &mut request.parts {
+                let Some(claim) = part.claim else { continue };
+                trim(part);
+                if !known(part.engine, claim) {
+                    part.claim = None;
+                    self.by_claim.remove(&(part.engine, claim));
+                    lost = true;
+                }
+            }
+            let gone = request.want.iter().any(|want| self.pools[want.0].gone);
+            if (lost || gone) && !request.parts.is_empty() {
+                ended.push((key, request.state));
+            }
+        }
+        for (key, state) in ended {
+            let end = if state == State::Queued { State::Failed } else { State::Expired };
+            self.end(key, end, "its pool was removed or made smaller");
+        }
+        for pool in &mut self.pools {
+            let requests = &self.requests;
+            pool.waiting.retain(|(claim, key)| {
+                let parts = requests.get(key).map(|request| request.parts.iter());
+                parts.is_some_and(|mut parts| parts.any(|part| part.claim == Some(*claim)))
+            });
+        }
+    }
+
+    /// All members have the record: protocols go on.
+    fn resume(&mut self) {
+        let Some(change) = &self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        for number in 0..self.engines.len() {
+            let Some(survey) = record.surveys.get(number) else { continue };
+            if engine::heals(self.engines[number].kind) {
+                continue;
+            }
+            let mut outcomes = Vec::new();
+            self.engines[number].engine.on_resume(&mut self.clock, survey, &mut outcomes);
+            for outcome in outcomes {
+                self.carry_out(number, outcome);
+            }
+        }
+        let mut needs = Vec::new();
+        let mut granted = Vec::new();
+        for (&key, request) in &self.requests {
+            for part in request.parts.iter().filter(|part| part.granted && part.counted) {
+                let Some(claim) = part.claim else { continue };
+                let missing = part.demand.parts().filter(|it| !part.numbers.contains_key(&it.0));
+                needs.extend(missing.map(|(pool, units)| (part.engine, claim, pool, units)));
+            }
+            let all = !request.parts.is_empty() && request.part >= request.parts.len();
+            if all && request.state == State::Queued {
+                granted.push(key);
+            }
+        }
+        // In the order of their claims, as they would have been served.
+        needs.sort_unstable_by_key(|it| (it.1, it.2));
+        for (engine, claim, pool, units) in needs {
+            self.engines[engine].names.need(pool, claim, units.0, &mut self.effects);
+            self.take_names(engine);
+        }
+        for key in granted {
+            self.todo.push_back(Todo::Grant(key));
+        }
+        // Before anybody who hears of a smaller pool can ask for what is to go.
+        self.drain_pools();
+        self.answer_plan();
+    }
+
+    /// The others have gone on without this site: it starts again, as somebody else.
+    fn depart(&mut self, record: Arc<Record<Plan>>) {
+        let cause = "the other sites went on without this one";
+        warn!(epoch = record.epoch, "{cause}");
+        // Units that somebody adds are added later; claims are made again.
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        self.by_claim.clear();
+        for pool in &mut self.pools {
+            pool.waiting.clear();
+        }
+        let mut waiting = Vec::new();
+        for (&key, request) in &mut self.requests {
+            request.part = 0;
+            for part in &mut request.parts {
+                part.claim = None;
+                part.granted = false;
+                part.numbers.clear();
+            }
+            if request.state == State::Queued {
+                waiting.push(key);
+            }
+        }
+        let kept = self.requests.iter().filter(|it| it.1.lease.is_some());
+        let kept: Vec<u64> = kept.map(|it| *it.0).collect();
+        for key in kept {
+            self.end(key, State::Expired, cause);
+        }
+        for pool in &mut self.pools {
+            pool.used.clear();
+            pool.quarantined = 0;
+        }
+        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        self.leaving.clear();
+        self.ask_all_again();
+        waiting.sort_unstable();
+        self.todo.extend(waiting.into_iter().map(Todo::Claim));
+        let Some(change) = &mut self.change else { return };
+        let incarnation = match &change.state {
+            Some(state) => match state.next() {
+                Ok(incarnation) => incarnation,
+                Err(error) => {
+                    error!(%error, "cannot begin another life; stays outside");
+                    return;
+                }
+            },
+            None => change.epochs.incarnation() + 1,
+        };
+        change.epochs = Epochs::new(self.me, incarnation, record);
+        change.proposal = None;
+        change.leased = None;
+        change.joined = None;
+        self.mesh.reborn(incarnation);
+        self.legacy = None;
+        if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
+            error!(%error, "cannot begin a journal");
+            self.journal = None;
+        }
+        let happening = self.happening("departed", None);
+        self.record(api::Happening { cause: Some(cause.into()), ..happening });
+    }
+
+    /// A connection to a peer stands again: whatever it may have missed is said again.
+    pub(super) fn remind(&mut self, peer: SiteId) {
+        let Some(change) = &self.change else { return };
+        let record = Arc::clone(change.epochs.record());
+        if record.epoch == 0 || change.epochs.phase() == Phase::Outside {
+            return;
+        }
+        let epoch = record.epoch;
+        self.tell_change(peer, &Message::Commit(record));
+        self.tell_change(peer, &Message::Ready { epoch });
+    }
+}

@@ -1,0 +1,87 @@
+//! What happened, and who wants to hear of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::{Core, MAX_HISTORY, MAX_LISTENERS, MAX_WATCH, Responder, Timer, millis};
+use crate::api::{self, Answer};
+use crate::boottime::Moment;
+
+/// Events in one answer; the next question fetches more.
+const MAX_EVENTS: usize = 500;
+
+/// Somebody who waits for the next event.
+pub(super) struct Listener {
+    reply: Responder,
+    timer: (Moment, u64),
+}
+
+impl Core {
+    pub(super) fn record(&mut self, happening: api::Happening) {
+        let happening = Arc::new(happening);
+        self.history.push_back(Arc::clone(&happening));
+        self.happened += 1;
+        if self.history.len() > MAX_HISTORY {
+            self.history.pop_front();
+        }
+        // Nobody may be listening; who listens too slowly is told so.
+        self.events.send(happening).ok();
+        for listener in std::mem::take(&mut self.listeners) {
+            self.timers.remove(&listener.timer);
+            let answer = self.events_after(self.happened - 1);
+            self.respond(listener.reply, Ok(answer));
+        }
+    }
+
+    /// What happened after so many events, or the next thing that happens.
+    pub(super) fn listen(&mut self, after: Option<u64>, wait: Duration, reply: Responder) {
+        let after = after.unwrap_or(self.happened);
+        if after != self.happened || wait.is_zero() || self.listeners.len() >= MAX_LISTENERS {
+            let answer = self.events_after(after);
+            return self.respond(reply, Ok(answer));
+        }
+        let moment = Moment::now().after(wait.min(MAX_WATCH));
+        let timer = self.start_timer(moment, Timer::Listen);
+        self.listeners.push(Listener { reply, timer });
+    }
+
+    /// Nothing happened for somebody in time.
+    pub(super) fn stop_listening(&mut self, number: u64) {
+        if let Some(place) = self.listeners.iter().position(|it| it.timer.1 == number) {
+            let listener = self.listeners.swap_remove(place);
+            let answer = self.events_after(self.happened);
+            self.respond(listener.reply, Ok(answer));
+        }
+    }
+
+    fn events_after(&self, after: u64) -> Answer {
+        // A number beyond what happened here is from another life of this site.
+        let missed = self.happened.checked_sub(after).unwrap_or(self.happened);
+        let missed = usize::try_from(missed).unwrap_or(usize::MAX).min(self.history.len());
+        let list = self.history.iter().skip(self.history.len() - missed).take(MAX_EVENTS);
+        let list: Vec<_> = list.map(|it| api::Happening::clone(it)).collect();
+        let left = missed - list.len();
+        Answer::Events { next: self.happened - left as u64, list }
+    }
+
+    pub(super) fn happening(&self, event: &str, key: Option<u64>) -> api::Happening {
+        let request = key.and_then(|key| self.requests.get(&key));
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let lease = request.and_then(|request| request.lease.as_ref());
+        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
+        api::Happening {
+            at_ms: millis(since),
+            event: event.to_owned(),
+            site: self.site.to_string(),
+            request: request.map(|request| request.id.to_string()),
+            owner: request.and_then(|request| text(&request.owner)),
+            reason: request.and_then(|request| text(&request.reason)),
+            want: request.map(|request| self.want_view(request)).unwrap_or_default(),
+            units: lease.map(|lease| self.units_view(lease)).unwrap_or_default(),
+            fence: lease.map(|lease| lease.fence),
+            waited_ms: request.map(|request| millis(request.waited)),
+            held_ms: None,
+            cause: None,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Gangs in the site task: their names, members that went away, and the barrier of those who meet.
+//!
+//! A gang that runs is an ordinary request over the members' pools and one hidden pool of one unit
+//! for each member, its *seat*. What is added here: a request that has seats of sites that are away
+//! ends, or is not renewed any more; and members that are started on hosts of their own meet at the
+//! first member's site before that request is made, and leave together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kofm_core::SiteId;
+
+use super::{Core, MAX_TTL, MIN_TTL, Timer, Todo};
+use crate::api::{self, Answer, Code, GangEntry, Hold, JoinCall, Joined, State, Submit, Want};
+use crate::boottime::Moment;
+use crate::config::SEAT;
+use crate::random;
+
+/// Gangs that are remembered.
+const MAX_GANGS: usize = 10_000;
+/// How long a member's site may be away before its gang is told.
+const AWAY: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Members of a gang that meet here.
+pub(super) struct Rally {
+    run: String,
+    members: BTreeMap<String, Want>,
+    /// Who is here, by a name of its own, and when it was last heard of.
+    here: BTreeMap<String, (String, Moment)>,
+    done: BTreeSet<String>,
+    request: Option<u64>,
+    ttl: Duration,
+    /// Why it ends before everybody is done.
+    lost: Option<String>,
+}
+
+impl Core {
+    /// Takes over what another site says of a gang, if it is news.
+    pub(super) fn put_gang(&mut self, entry: GangEntry) -> Result<Answer, api::Error> {
+        let known = self.gangs.get(&entry.name);
+        if known.is_none() && self.gangs.len() >= MAX_GANGS {
+            let text = format!("{MAX_GANGS} gangs are known here; remove some");
+            return Err(api::Error::new(Code::TooMany, text));
+        }
+        if known.is_none_or(|known| (known.version, known.by) < (entry.version, entry.by)) {
+            self.gangs.insert(entry.name.clone(), entry);
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn gang_entries(&self) -> Vec<GangEntry> {
+        self.gangs.values().cloned().collect()
+    }
+
+    /// Keeps an eye on the members' sites of a request that has seats.
+    pub(super) fn look_after(&mut self, key: u64) {
+        let Some(request) = self.requests.get(&key) else { return };
+        if request.state.is_over() {
+            return;
+        }
+        let seats = request.want.iter().filter_map(|it| self.pools[it.0].name.strip_prefix(SEAT));
+        let seats: Vec<String> = seats.map(str::to_owned).collect();
+        if seats.is_empty() {
+            return;
+        }
+        let now = Moment::now();
+        let queued = request.state == State::Queued;
+        self.start_timer(now.after(LOOK), Timer::Members(key));
+        for name in seats {
+            let Some(site) = self.members.iter().position(|it| **it == *name) else { continue };
+            let site = SiteId(u16::try_from(site).unwrap_or(u16::MAX));
+            if site == self.me || self.mesh.is_up(site) {
+                self.away.remove(&site);
+                continue;
+            }
+            let since = *self.away.entry(site).or_insert(now);
+            if now.since(since) >= AWAY {
+                let text = format!("member {name} of the gang is lost: its site does not answer");
+                if queued {
+                    return self.end(key, State::Failed, &text);
+                }
+                // Whoever works is told at its next renewal, and stops before the lease ends.
+                if let Some(request) = self.requests.get_mut(&key) {
+                    request.doom.get_or_insert(text);
+                }
+            }
+        }
+    }
+
+    /// A member is here, is still here, or is done.
+    pub(super) fn join(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
+        let now = Moment::now();
+        if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
+            return Err(api::Error::new(Code::Malformed, "`ttl` is from 100ms to 15 days"));
+        }
+        let gone =
+            || api::Error::new(Code::Gone, "this run of the gang is over: stop, and join again");
+        self.sweep(&call.name);
+        if !self.rallies.contains_key(&call.name) {
+            if call.run.is_some() || call.leave {
+                return Err(gone());
+            }
+            let rally = Rally {
+                run: random::hex::<8>(),
+                members: call.members.clone(),
+                here: BTreeMap::new(),
+                done: BTreeSet::new(),
+                request: None,
+                ttl: call.ttl,
+                lost: None,
+            };
+            self.rallies.insert(call.name.clone(), rally);
+            self.start_timer(now.after(call.ttl / 2), Timer::Rally(call.name.clone()));
+        }
+        let Some(rally) = self.rallies.get_mut(&call.name) else { return Err(gone()) };
+        if call.run.as_ref().is_some_and(|run| *run != rally.run) {
+            return Err(gone());
+        }
+        let mine = rally.here.get(&call.member).is_none_or(|it| it.0 == call.token);
+        let full = rally.request.is_some() && !rally.here.contains_key(&call.member);
+        if !mine || full || rally.members != call.members {
+            let text = format!("gang `{}` is on its way without you; join again later", call.name);
+            return Err(api::Error::new(Code::InUse, text));
+        }
+        rally.here.insert(call.member.clone(), (call.token.clone(), now));
+        if call.leave {
+            self.leave_rally(&call.name, &call.member);
+            return Ok(Answer::Done);
+        }
+        self.set_off(call)?;
+        self.settle();
+        self.joined(call)
+    }
+
+    /// Makes the request once everybody is here, and renews its lease while everybody is.
+    fn set_off(&mut self, call: &JoinCall) -> Result<(), api::Error> {
+        let Some(rally) = self.rallies.get(&call.name) else { return Ok(()) };
+        let everybody = rally.members.keys().all(|member| rally.here.contains_key(member));
+        let renewable = everybody && rally.lost.is_none();
+        match rally.request {
+            None if renewable => {
+                let spec = Submit {
+                    want: total(&rally.members),
+                    // Twice what each member is given: when one is not heard of, the others are
+                    // told and have stopped before the units are given away.
+                    ttl: Some(rally.ttl * 2),
+                    owner: call.owner.clone(),
+                    reason: Some(format!("gang {}", call.name)),
+                    ..Submit::default()
+                };
+                let want = self.check(&spec, Hold::Lease)?;
+                let key = self.open(spec, want, Hold::Lease);
+                self.todo.push_back(Todo::Claim(key));
+                self.look_after(key);
+                if let Some(rally) = self.rallies.get_mut(&call.name) {
+                    rally.request = Some(key);
+                }
+            }
+            Some(key) if renewable => {
+                let lease = self.requests.get(&key).and_then(|it| it.lease.as_ref());
+                if let Some(id) = lease.map(|lease| lease.id.to_string())
+                    && let Err(error) = self.renew(&id)
+                    && let Some(rally) = self.rallies.get_mut(&call.name)
+                {
+                    rally.lost = Some(error.message);
+                }
+            }
+            None | Some(_) => {}
+        }
+        Ok(())
+    }
+
+    fn joined(&self, call: &JoinCall) -> Result<Answer, api::Error> {
+        let Some(rally) = self.rallies.get(&call.name) else {
+            return Err(api::Error::new(Code::Gone, "this run of the gang is over"));
+        };
+        if let Some(cause) = &rally.lost {
+            return Err(api::Error::new(Code::Gone, cause.clone()));
+        }
+        let request = rally.request.and_then(|key| self.requests.get(&key));
+        let lease = request.and_then(|request| self.lease_view(request));
+        let missing = rally.members.keys().filter(|name| !rally.here.contains_key(*name));
+        let state = match (request.map(|it| it.state), rally.request) {
+            (Some(State::Granted), _) => "running",
+            (Some(_), _) => "queued",
+            (None, Some(_)) => return Err(api::Error::new(Code::Gone, "its request is over")),
+            (None, None) => "gathering",
+        };
+        let shares = lease.as_ref().map(|lease| api::shares(&rally.members, &lease.units));
+        Ok(Answer::Joined(Box::new(Joined {
+            gang: call.name.clone(),
+            member: call.member.clone(),
+            run: rally.run.clone(),
+            state: state.to_owned(),
+            missing: missing.cloned().collect(),
+            units: shares.and_then(|mut it| it.remove(&call.member)).unwrap_or_default(),
+            fence: lease.as_ref().map(|lease| lease.fence),
+            lease: lease.as_ref().map(|lease| lease.id.clone()),
+            ttl_ms: super::millis(rally.ttl),
+        })))
+    }
+
+    fn leave_rally(&mut self, name: &str, member: &str) {
+        let Some(rally) = self.rallies.get_mut(name) else { return };
+        let state = rally.request.and_then(|key| self.requests.get(&key)).map(|it| it.state);
+        if state == Some(State::Granted) {
+            rally.done.insert(member.to_owned());
+        } else {
+            rally.here.remove(member);
+            if let Some(key) = rally.request.take() {
+                self.end(key, State::Cancelled, &format!("member {member} gave up"));
+            }
+        }
+        self.sweep(name);
+    }
+
+    /// Looks for members that are not heard of any more.
+    pub(super) fn sweep(&mut self, name: &str) {
+        let now = Moment::now();
+        let Some(rally) = self.rallies.get_mut(name) else { return };
+        let silent = |it: &(String, Moment)| now.since(it.1) > rally.ttl;
+        let stale: Vec<String> =
+            rally.here.iter().filter(|it| silent(it.1)).map(|it| it.0.clone()).collect();
+        let state = rally.request.and_then(|key| self.requests.get(&key)).map(|it| it.state);
+        let cause = rally.request.and_then(|key| self.requests.get(&key)?.cause.clone());
+        match (state, rally.request) {
+            (Some(State::Granted), Some(key)) => {
+                let late = stale.iter().find(|member| !rally.done.contains(*member));
+                if let Some(late) = late {
+                    let text = format!("member {late} of the gang is lost: it was not heard of");
+                    rally.lost.get_or_insert(text);
+                }
+                let over = |member: &String| rally.done.contains(member) || stale.contains(member);
+                if rally.members.keys().all(|member| rally.done.contains(member)) {
+                    self.rallies.remove(name);
+                    self.end(key, State::Released, "all members are done");
+                } else if rally.here.keys().all(over) {
+                    // Nobody is left; the lease ends by itself.
+                    self.rallies.remove(name);
+                }
+            }
+            (Some(State::Queued), Some(key)) if !stale.is_empty() => {
+                let text = format!("member {} of the gang was not heard of", stale[0]);
+                rally.request = None;
+                rally.here.retain(|member, _| !stale.contains(member));
+                self.end(key, State::Cancelled, &text);
+            }
+            (Some(State::Queued), _) => {}
+            (Some(_), _) | (None, Some(_)) => {
+                // It ended otherwise: those who ask are told, until nobody does.
+                rally
+                    .lost
+                    .get_or_insert_with(|| cause.unwrap_or_else(|| "its request is over".into()));
+                rally.here.retain(|member, _| !stale.contains(member));
+                if rally.here.keys().all(|member| rally.done.contains(member)) {
+                    self.rallies.remove(name);
+                }
+            }
+            (None, None) => {
+                rally.here.retain(|member, _| !stale.contains(member));
+                if rally.here.is_empty() {
+                    self.rallies.remove(name);
+                }
+            }
+        }
+    }
+
+    /// From time to time, while members meet.
+    pub(super) fn rally_again(&mut self, name: String) {
+        self.sweep(&name);
+        if let Some(rally) = self.rallies.get(&name) {
+            let moment = Moment::now().after(rally.ttl / 2);
+            self.start_timer(moment, Timer::Rally(name));
+        }
+    }
+}
+
+/// What a gang comes to: its members' pools, and their seats.
+pub(crate) fn total(members: &BTreeMap<String, Want>) -> Want {
+    let mut total = Want::new();
+    for (member, want) in members {
+        total.insert(format!("{SEAT}{member}"), 1);
+        for (pool, units) in want {
+            let sum = total.entry(pool.clone()).or_insert(0);
+            *sum = sum.saturating_add(*units);
+        }
+    }
+    total
+}

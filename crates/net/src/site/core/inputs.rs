@@ -1,0 +1,298 @@
+//! What comes in: from peers, from clients of this process, from other sites.
+
+use kofm_core::{Clock, SiteId};
+use tokio::sync::oneshot;
+use tracing::{debug, warn};
+
+use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
+use crate::api::{self, Answer, Call, Code};
+use crate::engine::Move;
+use crate::link::{Event, Payload};
+use crate::session::Broken;
+
+impl Core {
+    pub(super) fn on_link(&mut self, event: Event) {
+        match event {
+            Event::Messages { from, list } => {
+                for payload in list {
+                    self.on_payload(from, payload);
+                    self.settle();
+                }
+            }
+            Event::Up(peer) => {
+                debug!(peer = peer.0, "up");
+                self.remind(peer);
+            }
+            Event::Down(peer) => debug!(peer = peer.0, "down"),
+            Event::PeerReset { peer, why } => self.on_peer_reset(peer, why),
+        }
+    }
+
+    /// A peer has lost its memory, or this site could not keep what it owed to it. What the
+    /// protocols know of each other does not fit any more: the link stays down until the epoch has
+    /// changed, and whoever looks around notices.
+    pub(super) fn on_peer_reset(&mut self, peer: SiteId, why: Broken) {
+        let text = format!("site {}: {why}", self.site_name(peer));
+        warn!("{text}");
+        self.metrics.peer_resets += 1;
+        let happening = self.happening("peer-reset", None);
+        self.record(api::Happening { cause: Some(text), ..happening });
+    }
+
+    pub(super) fn on_payload(&mut self, from: SiteId, payload: Payload) {
+        match payload {
+            Payload::Protocol { epoch, engine, clock, message } => {
+                self.metrics.messages_received += 1;
+                let engine = usize::from(engine);
+                if !self.admit(epoch) {
+                    self.metrics.stale_messages += 1;
+                } else if engine < self.engines.len() {
+                    let input = Move::Deliver { from, clock, message };
+                    self.todo.push_back(Todo::Move(engine, input));
+                } else {
+                    self.fault(from, "a protocol that is not in the table");
+                }
+            }
+            Payload::Names { epoch, engine, clock, message } => {
+                self.metrics.messages_received += 1;
+                if self.admit(epoch) {
+                    let engine = engine.into();
+                    self.todo.push_back(Todo::Numbers { from, engine, clock, message });
+                } else {
+                    self.metrics.stale_messages += 1;
+                }
+            }
+            Payload::Change { message } => self.on_change_message(from, &message),
+            Payload::Ask { number, body } => match serde_json::from_slice(&body) {
+                Ok(call) => self.on_call(call, Responder::Peer(from, number)),
+                Err(_) => self.fault(from, "a question that makes no sense"),
+            },
+            Payload::Answer { number, body } => {
+                if let Some(reply) = self.asks.remove(&number) {
+                    let answer = serde_json::from_slice(&body).unwrap_or_else(|_| {
+                        Err(api::Error::new(Code::Unreachable, "the answer makes no sense"))
+                    });
+                    reply.send(answer).ok();
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_names(&mut self, from: SiteId, engine: usize, clock: Clock, message: &[u8]) {
+        let Some(running) = self.engines.get_mut(engine) else {
+            return self.fault(from, "a protocol that is not in the table");
+        };
+        let Ok(message) = postcard::from_bytes(message) else {
+            return self.fault(from, "malformed message");
+        };
+        if !clock.is_plausible() {
+            return self.fault(from, "a clock that no honest site can have");
+        }
+        if running.names.receive(from, message, &mut self.effects).is_none() {
+            return self.fault(from, "units that do not exist or are somewhere else");
+        }
+        self.clock.merge(clock);
+        self.take_names(engine);
+    }
+
+    pub(super) fn fault(&mut self, from: SiteId, what: &str) {
+        self.metrics.peer_faults += 1;
+        if self.faults.insert(from) {
+            warn!(peer = from.0, what, "refused a message; said once per peer");
+        }
+    }
+
+    pub(super) fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Call { call, reply } => self.on_call(call, Responder::Local(reply)),
+            Command::Calls { list, answers } => {
+                for (number, call) in list {
+                    self.on_call(call, Responder::Fast(number, answers.clone()));
+                }
+            }
+            Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
+            Command::Scramble { pool, reply } => {
+                let done = self.scramble(&pool);
+                reply.send(done).ok();
+            }
+            Command::Metrics(reply) => {
+                reply.send(self.metrics_text()).ok();
+            }
+            Command::Pools(reply) => {
+                let pools = self.pools.iter().filter(|pool| !pool.gone);
+                let list = pools.map(|pool| PoolState {
+                    name: pool.name.to_string(),
+                    config: pool.config.clone(),
+                    limit: pool.limit,
+                    withheld: pool.withheld.clone(),
+                });
+                reply.send(list.collect()).ok();
+            }
+            Command::AddPool { name, pool, reply } => {
+                let known = self.pool_by_name.contains_key(name.as_str());
+                if !known {
+                    self.add_engine(pool.protocol, vec![(name, pool)], false);
+                }
+                let text = "there is such a pool";
+                drop(reply.send(if known {
+                    Err(api::Error::new(Code::InUse, text))
+                } else {
+                    Ok(())
+                }));
+            }
+            Command::OpenPool(name) => {
+                if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
+                    let engine = self.pools[pool].engine;
+                    self.engines[engine].open = true;
+                    let happening = self.happening("pool", None);
+                    self.record(api::Happening { cause: Some(name), ..happening });
+                }
+            }
+            Command::LimitPool { name, limit } => {
+                if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
+                    self.pools[pool].limit = limit;
+                    let happening = self.happening("pool", None);
+                    let cause = Some(format!("{name} has {limit} units"));
+                    self.record(api::Happening { cause, ..happening });
+                }
+            }
+            Command::RemovePool { name, reply } => {
+                let pool = self.pool_by_name.remove(name.as_str());
+                if let Some(pool) = pool {
+                    self.pools[pool].gone = true;
+                }
+                reply.send(pool.is_some()).ok();
+            }
+            Command::IsIdle { name, reply } => {
+                reply.send(self.is_idle(&name)).ok();
+            }
+            Command::AddSemaphore { name, semaphore, reply } => {
+                reply.send(self.add_semaphore(name, semaphore)).ok();
+            }
+            Command::OpenSemaphore { name, new } => self.open_semaphore(&name, new),
+            Command::CloseSemaphore { name, reply } => {
+                reply.send(self.close_semaphore(&name)).ok();
+            }
+            Command::RemoveSemaphore { name, reply } => {
+                reply.send(self.remove_semaphore(&name)).ok();
+            }
+            Command::Drain => self.drain(),
+            Command::Farewell(reply) => {
+                self.farewell();
+                reply.send(()).ok();
+            }
+        }
+        self.settle();
+    }
+
+    pub(super) fn on_call(&mut self, call: Call, reply: Responder) {
+        let answer = match call {
+            Call::Submit { spec, fresh, hold, patience } => {
+                return self.submit(spec, fresh, hold, patience, reply);
+            }
+            Call::Watch { id, wait } => return self.watch(&id, wait, reply),
+            Call::Take { key, name, units, wait, owner } => {
+                self.take(key, &name, units, wait, owner, reply);
+                return self.settle();
+            }
+            Call::Add { name, units } if !matches!(reply, Responder::Peer(..)) => {
+                self.add_units(&name, units, reply);
+                return self.settle();
+            }
+            Call::Add { .. } => {
+                let text = "a V is made at the site that its client asks";
+                Err(api::Error::new(Code::Unsupported, text))
+            }
+            Call::Events { after, wait } => return self.listen(after, wait, reply),
+            Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
+            Call::Unreserve(id) => {
+                self.reserved.remove(&id);
+                Ok(Answer::Done)
+            }
+            Call::Knows { id, asker } => {
+                let mine = self.reserved.contains_key(&id) && self.me < asker;
+                Ok(Answer::Known(mine || self.by_id.contains_key(id.as_str())))
+            }
+            Call::Cancel(id) => self.cancel(&id),
+            Call::Renew(id) => self.renew(&id),
+            Call::Release(id) => {
+                self.release(&id);
+                Ok(Answer::Done)
+            }
+            Call::ReleaseRequest(id) => self.release_request(&id),
+            Call::Leases => Ok(Answer::Leases(self.leases())),
+            Call::Queue => Ok(Answer::Queue(self.queue())),
+            Call::Usage => Ok(Answer::Usage(self.usage())),
+            Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
+            Call::History(limit) => Ok(Answer::History(self.recent(limit))),
+            Call::GiveUp(key) => {
+                self.give_up(key);
+                Ok(Answer::Done)
+            }
+            Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
+            Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
+            Call::PutGang(entry) => self.put_gang(entry),
+            Call::Join(call) => self.join(&call),
+            Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
+            Call::PlanSemaphore { name, semaphore } => {
+                return self.plan_semaphore(&name, semaphore, reply);
+            }
+            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
+            Call::Leave(name) => return self.plan_leave(&name, reply),
+        };
+        self.respond(reply, answer);
+        self.settle();
+    }
+
+    /// Whether nobody here holds or waits for a pool.
+    fn is_idle(&self, name: &str) -> bool {
+        self.pool_by_name.get(name).is_none_or(|&place| {
+            let pool = &self.pools[place];
+            let wants = |request: &super::Request| request.want.iter().any(|it| it.0 == place);
+            pool.used.is_empty()
+                && pool.waiting.is_empty()
+                && !self.requests.values().any(|it| !it.state.is_over() && wants(it))
+        })
+    }
+
+    pub(super) fn respond(&self, reply: Responder, answer: Result<Answer, api::Error>) {
+        match reply {
+            // A client that is gone needs no answer.
+            Responder::Local(reply) => {
+                reply.send(answer).ok();
+            }
+            // There is a slot for every open call, so this fails only when the client is gone.
+            Responder::Fast(number, answers) => {
+                answers.try_send((number, answer)).ok();
+            }
+            Responder::Peer(peer, number) => {
+                let body = serde_json::to_vec(&answer).unwrap_or_default();
+                self.mesh.send(peer, &Payload::Answer { number, body }).ok();
+            }
+        }
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        peer: SiteId,
+        call: &Call,
+        reply: oneshot::Sender<Result<Answer, api::Error>>,
+    ) {
+        if self.asks.len() >= MAX_ASKS {
+            // Whoever asked may have given up.
+            self.asks.retain(|_, reply| !reply.is_closed());
+        }
+        let body = serde_json::to_vec(call).unwrap_or_default();
+        let number = self.next_ask;
+        let sent = self.asks.len() < MAX_ASKS
+            && self.mesh.is_up(peer)
+            && self.mesh.send(peer, &Payload::Ask { number, body }).is_ok();
+        if sent {
+            self.next_ask += 1;
+            self.asks.insert(number, reply);
+        } else {
+            let text = format!("site {} does not answer now; try again", self.site_name(peer));
+            drop(reply.send(Err(api::Error::new(Code::Unreachable, text))));
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Leases: given, renewed, over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kofm_core::Demand;
+use tracing::{error, warn};
+
+use super::requests::unknown_request;
+use super::{Core, Lease, MAX_TTL, Status, Timer, Todo};
+use crate::api::{self, Answer, Code, Hold, OnExpiry, State};
+use crate::boottime::Moment;
+use crate::engine::Move;
+use crate::random;
+
+const RETRY: Duration = Duration::from_millis(100);
+
+impl Core {
+    pub(super) fn grant(&mut self, key: u64) {
+        let now = Moment::now();
+        if self.has_lapsed(now) {
+            // Its units stay with it until this site may grant again.
+            self.todo.push_front(Todo::Grant(key));
+            return self.check_lease(now);
+        }
+        if self.requests.get(&key).is_none_or(|request| request.state != State::Queued) {
+            return;
+        }
+        // Later than whatever this site has heard of, so later than the last use of any of these
+        // units: a fence.
+        self.clock.fence += 1;
+        let (fence, epoch) = (self.clock.fence, self.epoch());
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for part in &request.parts {
+            for (pool, numbers) in &part.numbers {
+                units.insert(self.engines[part.engine].pools[pool.index()], numbers.clone());
+            }
+        }
+        for (pool, numbers) in &units {
+            for number in numbers {
+                if let Some(other) = self.pools[*pool].used.insert(*number, key) {
+                    self.metrics.conservation_errors += 1;
+                    let pool = &self.pools[*pool].name;
+                    error!(%pool, number, other, key, "a unit has two holders: this is a bug");
+                }
+            }
+        }
+        let id: Arc<str> = format!("L{}-{}", self.me.0, random::hex::<16>()).into();
+        request.state = State::Granted;
+        request.waited = now.since(request.submitted);
+        if let Some(timer) = request.deadline.take() {
+            self.timers.remove(&timer);
+        }
+        request.lease = Some(Lease {
+            id: Arc::clone(&id),
+            fence,
+            epoch,
+            ttl: request.ttl,
+            expires: now,
+            since: now,
+            timer: None,
+            status: Status::Live,
+            units,
+        });
+        self.queued -= 1;
+        self.metrics.granted(request.waited);
+        self.by_lease.insert(id, key);
+        self.start_lease(key, now);
+        if !self.note_held(key) {
+            return self.end(key, State::Failed, "the site's disk does not take the grant");
+        }
+        let happening = self.happening("granted", Some(key));
+        self.record(happening);
+        self.tell(key, false);
+    }
+
+    /// Lets a lease run from now on. Its units are given away a little later than it ends: the
+    /// holder's clock may be slower.
+    pub(super) fn start_lease(&mut self, key: u64, now: Moment) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Some(lease) = request.lease.as_mut() else { return };
+        if request.hold != Hold::Lease {
+            lease.expires = now.after(MAX_TTL);
+            return;
+        }
+        let ttl = lease.ttl;
+        lease.expires = now.after(ttl);
+        let timer = self.start_timer(now.after(ttl + slack(ttl)), Timer::Lease(key));
+        if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
+            lease.timer = Some(timer);
+        }
+    }
+
+    pub(super) fn renew(&mut self, id: &str) -> Result<Answer, api::Error> {
+        let gone = || {
+            let text = "the lease is over: stop using its units, and ask again";
+            api::Error::new(Code::Gone, text)
+        };
+        let now = Moment::now();
+        if self.has_lapsed(now) {
+            self.check_lease(now);
+        }
+        let key = *self.by_lease.get(id).ok_or_else(gone)?;
+        let request = self.requests.get_mut(&key).ok_or_else(gone)?;
+        let lease = request.lease.as_mut().ok_or_else(gone)?;
+        if let Some(doom) = &request.doom {
+            return Err(api::Error::new(Code::Gone, doom.clone()));
+        }
+        if lease.status != Status::Live || now >= lease.expires {
+            return Err(gone());
+        }
+        let old = lease.timer.take();
+        if let Some(old) = old {
+            self.timers.remove(&old);
+        }
+        self.start_lease(key, now);
+        self.metrics.renewed += 1;
+        let request = &self.requests[&key];
+        let lease = self.lease_view(request).ok_or_else(gone)?;
+        Ok(Answer::Lease(Box::new(lease)))
+    }
+
+    pub(super) fn release(&mut self, id: &str) {
+        if let Some(&key) = self.by_lease.get(id) {
+            let expired = self.requests[&key].state == State::Expired;
+            let state = if expired { State::Expired } else { State::Released };
+            self.end(key, state, "released by the client");
+        }
+    }
+
+    pub(super) fn release_request(&mut self, id: &str) -> Result<Answer, api::Error> {
+        let key = *self.by_id.get(id).ok_or_else(|| unknown_request(id))?;
+        let lease = self.requests[&key].lease.as_ref().map(|lease| Arc::clone(&lease.id));
+        let Some(lease) = lease else { return self.cancel(id) };
+        self.release(&lease);
+        Ok(Answer::Done)
+    }
+
+    /// A lease was not renewed.
+    pub(super) fn expire(&mut self, key: u64) {
+        let stands_still = self.stands_still();
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Some(lease) = request.lease.as_mut() else { return };
+        if lease.status != Status::Live {
+            return;
+        }
+        lease.timer = None;
+        let pools = lease.units.keys();
+        let policy = |pool: &usize| self.pools[*pool].config.on_expiry;
+        let kept: Vec<(usize, OnExpiry)> = pools
+            .map(|pool| (*pool, policy(pool)))
+            .filter(|it| it.1 != OnExpiry::Release)
+            .collect();
+        if !kept.is_empty() && stands_still {
+            // What its policy keeps back is sorted out when protocols take steps again.
+            let moment = Moment::now().after(RETRY);
+            let timer = self.start_timer(moment, Timer::Lease(key));
+            if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
+                lease.timer = Some(timer);
+            }
+            return;
+        }
+        let (id, owner) = (Arc::clone(&request.id), request.owner.clone());
+        warn!(request = %id, ?owner, "a lease was not renewed in time");
+        self.metrics.expired += 1;
+        if kept.is_empty() {
+            let doom = self.requests.get(&key).and_then(|request| request.doom.clone());
+            let cause = doom.as_deref().unwrap_or("not renewed in time");
+            return self.end(key, State::Expired, cause);
+        }
+        self.keep_back(key, &kept);
+    }
+
+    /// Keeps the units of some pools back from a lease that is over, and gives back the rest.
+    pub(super) fn keep_back(&mut self, key: u64, kept: &[(usize, OnExpiry)]) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Some(lease) = request.lease.as_mut() else { return };
+        let quarantine = kept.iter().any(|it| it.1 == OnExpiry::Quarantine);
+        lease.status = if quarantine { Status::Quarantined } else { Status::Held };
+        request.state = State::Expired;
+        request.cause = Some("not renewed in time; a person must release the lease".into());
+        for (pool, policy) in kept {
+            if *policy == OnExpiry::Quarantine {
+                let count = lease.units.get(pool).map_or(0, Vec::len);
+                self.pools[*pool].quarantined += u32::try_from(count).unwrap_or(u32::MAX);
+            }
+        }
+        let back: Vec<usize> = lease
+            .units
+            .keys()
+            .copied()
+            .filter(|pool| kept.iter().all(|it| it.0 != *pool))
+            .collect();
+        let id = Arc::clone(&lease.id);
+        if !back.is_empty() {
+            self.note_over(&id);
+        }
+        for pool in back {
+            self.give_back_pool(key, pool);
+        }
+        let event = if quarantine { "quarantined" } else { "held" };
+        let happening = self.happening(event, Some(key));
+        self.record(happening);
+    }
+
+    /// Gives back all units of one pool of a lease.
+    pub(super) fn give_back_pool(&mut self, key: u64, pool: usize) {
+        let (engine, id) = (self.pools[pool].engine, self.pools[pool].id);
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Some(lease) = request.lease.as_mut() else { return };
+        let Some(numbers) = lease.units.remove(&pool) else { return };
+        let Some(part) = request.parts.iter_mut().find(|part| part.engine == engine) else {
+            return;
+        };
+        let Some(claim) = part.claim else { return };
+        let count = u32::try_from(numbers.len()).unwrap_or(u32::MAX);
+        let returned = Demand::one(id, count);
+        part.numbers.remove(&id);
+        part.demand = part.demand.minus(&returned).unwrap_or_else(|| part.demand.clone());
+        for number in &numbers {
+            self.pools[pool].used.remove(number);
+        }
+        if part.counted {
+            self.engines[engine].names.free(id, &numbers, &mut self.effects);
+            self.take_names(engine);
+        }
+        let part = Some(returned);
+        self.todo.push_back(Todo::Move(engine, Move::Release { claim, part }));
+    }
+
+    pub(super) fn drop_lease(&mut self, key: u64, lease: &Lease) {
+        self.by_lease.remove(&lease.id);
+        if let Some(timer) = lease.timer {
+            self.timers.remove(&timer);
+        }
+        for (pool, numbers) in &lease.units {
+            let pool = &mut self.pools[*pool];
+            for number in numbers {
+                if pool.used.get(number) == Some(&key) {
+                    pool.used.remove(number);
+                }
+            }
+            let kept = lease.status == Status::Quarantined
+                && pool.config.on_expiry == OnExpiry::Quarantine;
+            if kept {
+                pool.quarantined -= u32::try_from(numbers.len()).unwrap_or(0);
+            }
+        }
+    }
+}
+
+/// How much longer than its time a lease's units are kept from others.
+pub(super) fn slack(ttl: Duration) -> Duration {
+    ttl / 50 + Duration::from_millis(200)
+}

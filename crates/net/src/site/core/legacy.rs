@@ -1,0 +1,201 @@
+//! Leases that outlive their process: written down, and taken over by the next life.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kofm_core::Unit;
+use kofm_core::epoch::Record;
+use tracing::{error, info};
+
+use super::{Core, Lease, Part, Request, Status, Timer, Todo};
+use crate::api::{Hold, State};
+use crate::boottime::Moment;
+use crate::plan::Plan;
+use crate::site::journal::{Journal, Saved, SavedPart};
+
+impl Core {
+    /// A lease as it is written down; none where nobody could go on with it.
+    fn saved(&self, key: u64) -> Option<Saved> {
+        let request = self.requests.get(&key)?;
+        let lease = request.lease.as_ref()?;
+        if request.hold != Hold::Lease || lease.status != Status::Live {
+            return None;
+        }
+        let part = |part: &Part| {
+            let units = part.numbers.iter().flat_map(|(&pool, numbers)| {
+                numbers.iter().map(move |&number| Unit { pool, number })
+            });
+            Some(SavedPart {
+                engine: u16::try_from(part.engine).ok()?,
+                claim: part.claim?,
+                demand: part.demand.clone(),
+                counted: part.counted,
+                units: units.collect(),
+            })
+        };
+        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
+        Some(Saved {
+            lease: lease.id.to_string(),
+            request: request.id.to_string(),
+            want: self.want_view(request),
+            owner: text(&request.owner),
+            reason: text(&request.reason),
+            ttl: lease.ttl,
+            fence: lease.fence,
+            epoch: lease.epoch,
+            expires: lease.expires.nanos(),
+            since: lease.since.nanos(),
+            parts: request.parts.iter().map(part).collect::<Option<_>>()?,
+        })
+    }
+
+    /// Writes a grant down before anybody hears of it. False where the disk does not take it.
+    pub(super) fn note_held(&mut self, key: u64) -> bool {
+        if !self.journal.as_ref().is_some_and(Journal::every) {
+            return true;
+        }
+        let Some(saved) = self.saved(key) else { return true };
+        let written = self.journal.as_mut().map_or(Ok(()), |journal| journal.held(saved));
+        written.inspect_err(|error| error!(%error, "cannot write a grant down")).is_ok()
+    }
+
+    /// Writes the end of a lease down before its units move on.
+    pub(super) fn note_over(&mut self, lease: &str) {
+        let written = self.journal.as_mut().map_or(Ok(()), |journal| journal.over(lease));
+        if let Err(error) = written {
+            // A later life must not take over what others have by then.
+            error!(%error, "cannot write the end of a lease down; the journal is given up");
+            if let Some(journal) = self.journal.take() {
+                journal.remove();
+            }
+        }
+    }
+
+    /// The site stops: no protocol takes a step from now on, and the leases are written down.
+    pub(super) fn farewell(&mut self) {
+        self.settle();
+        let now = Moment::now();
+        // Only a member in good standing knows that what it has is its own.
+        let good = self.change.is_some() && !self.stands_still() && !self.has_lapsed(now);
+        self.stopped = true;
+        if !good || !self.todo.is_empty() {
+            return;
+        }
+        let granted = self.requests.iter().filter(|it| it.1.state == State::Granted);
+        let granted: Vec<u64> = granted.map(|it| *it.0).collect();
+        let leases: Vec<Saved> = granted.iter().filter_map(|&key| self.saved(key)).collect();
+        let idle = self
+            .engines
+            .iter()
+            .map(|running| running.engine.idle_units().unwrap_or_else(|| running.names.idle()));
+        let idle = idle.collect();
+        let (clock, count) = (self.clock, leases.len());
+        if let Some(journal) = &mut self.journal {
+            match journal.close(leases, clock, idle) {
+                Ok(()) => info!(leases = count, "written down for the next start"),
+                Err(error) => error!(%error, "cannot write the leases down"),
+            }
+        }
+    }
+
+    /// Goes on with the leases of the last life that the cluster has confirmed.
+    pub(super) fn inherit(&mut self, record: &Record<Plan>) {
+        let Some(legacy) = self.legacy.take() else { return };
+        let mut taken = BTreeSet::new();
+        let now = Moment::now();
+        for saved in legacy.leases.into_values() {
+            let confirmed = saved.parts.iter().all(|part| {
+                let survey = record.surveys.get(usize::from(part.engine));
+                let told = survey.and_then(|survey| survey.claims.get(&part.claim));
+                told.is_some_and(|told| told.held.as_ref() == Some(&part.units))
+            });
+            let pools: Option<Vec<(usize, u32)>> = saved
+                .want
+                .iter()
+                .map(|(name, &units)| Some((*self.pool_by_name.get(name.as_str())?, units)))
+                .collect();
+            let Some(want) = pools.filter(|_| confirmed && !saved.parts.is_empty()) else {
+                continue;
+            };
+            let key = self.next_key;
+            self.next_key += 1;
+            let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            let mut parts = Vec::new();
+            for part in saved.parts {
+                let engine = usize::from(part.engine);
+                let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+                for unit in part.units {
+                    numbers.entry(unit.pool).or_default().push(unit.number);
+                    let place = self.engines[engine].pools[unit.pool.index()];
+                    units.entry(place).or_default().push(unit.number);
+                    self.pools[place].used.insert(unit.number, key);
+                }
+                self.by_claim.insert((engine, part.claim), key);
+                taken.insert((engine, part.claim));
+                parts.push(Part {
+                    engine,
+                    demand: part.demand,
+                    claim: Some(part.claim),
+                    granted: true,
+                    counted: part.counted,
+                    numbers,
+                });
+            }
+            let expires = Moment::from_nanos(saved.expires);
+            let end = expires.max(now).after(super::leases::slack(saved.ttl));
+            let timer = self.start_timer(end, Timer::Lease(key));
+            let (id, lease): (Arc<str>, Arc<str>) = (saved.request.into(), saved.lease.into());
+            self.by_id.insert(Arc::clone(&id), key);
+            self.by_lease.insert(Arc::clone(&lease), key);
+            let lease = Lease {
+                id: lease,
+                fence: saved.fence,
+                epoch: saved.epoch,
+                ttl: saved.ttl,
+                expires,
+                since: Moment::from_nanos(saved.since),
+                timer: Some(timer),
+                status: Status::Live,
+                units,
+            };
+            let request = Request {
+                id,
+                want,
+                owner: saved.owner.map(Into::into),
+                reason: saved.reason.map(Into::into),
+                ttl: saved.ttl,
+                hold: Hold::Lease,
+                once: false,
+                state: State::Granted,
+                cause: None,
+                doom: None,
+                submitted: now,
+                waited: std::time::Duration::ZERO,
+                part: parts.len(),
+                parts,
+                lease: Some(lease),
+                deadline: None,
+                watchers: Vec::new(),
+            };
+            self.requests.insert(key, request);
+            self.note_held(key);
+            self.look_after(key);
+        }
+        info!(claims = taken.len(), "went on with leases of the last life");
+        // What was confirmed and cannot be gone on with is given back.
+        for (engine, survey) in record.surveys.iter().enumerate() {
+            let mine = survey.of(self.me).filter(|(claim, _)| !taken.contains(&(engine, *claim)));
+            for (claim, standing) in mine {
+                let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
+                for unit in standing.held.iter().flatten() {
+                    numbers.entry(unit.pool).or_default().push(unit.number);
+                }
+                let counted = self.engines[engine].engine.idle_units().is_none();
+                let (demand, claim) = (standing.demand.clone(), Some(claim));
+                let granted = standing.held.is_some();
+                let part = Part { engine, demand, claim, granted, counted, numbers };
+                self.todo.push_back(Todo::Undo(u64::MAX, part));
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Requests: made, watched, ended.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kofm_core::{PoolId, Units};
+use tracing::info;
+
+use super::{
+    Core, DEFAULT_TTL, MAX_ENDED, MAX_HEALING_TTL, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS,
+    MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
+};
+use crate::api::{self, Answer, Code, Hold, State, Submit};
+use crate::boottime::Moment;
+use crate::random;
+
+impl Core {
+    pub(super) fn reserve(&mut self, id: String) -> bool {
+        if self.by_id.contains_key(id.as_str()) {
+            return true;
+        }
+        if self.reserved.len() > 10_000 {
+            let now = Moment::now();
+            self.reserved.retain(|_, since| now.since(*since) < Duration::from_secs(10));
+        }
+        self.reserved.insert(id, Moment::now());
+        false
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        spec: Submit,
+        fresh: bool,
+        hold: Hold,
+        patience: Option<Duration>,
+        reply: Responder,
+    ) {
+        let told = if patience.is_some() { Told::AtTheEnd } else { Told::WhenSure };
+        if let Some(id) = &spec.id {
+            self.reserved.remove(id);
+            if let Some(&key) = self.by_id.get(id.as_str()) {
+                let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
+                if !(fresh && over) {
+                    return self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
+                }
+                self.forget(key);
+            }
+        }
+        match self.check(&spec, hold) {
+            Ok(want) => {
+                let key = self.open(spec, want, hold);
+                let settle = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
+                self.watch_key(key, patience.unwrap_or(settle), told, reply);
+                self.todo.push_back(Todo::Claim(key));
+                self.look_after(key);
+            }
+            Err(error) => {
+                self.metrics.refused += 1;
+                self.respond(reply, Err(error));
+            }
+        }
+        self.settle();
+    }
+
+    pub(super) fn check(&self, spec: &Submit, hold: Hold) -> Result<Vec<(usize, u32)>, api::Error> {
+        let malformed = |text: &str| Err(api::Error::new(Code::Malformed, text));
+        if self.draining {
+            return Err(api::Error::new(Code::Draining, "this site stops; ask another one"));
+        }
+        if self.queued >= MAX_QUEUED {
+            let text = format!("{MAX_QUEUED} requests wait here; try again later");
+            return Err(api::Error::new(Code::TooMany, text));
+        }
+        if spec.want.is_empty() || spec.want.values().any(|&units| units == 0) {
+            return malformed("`want` names no units; write {\"want\":{\"gpu\":1}}");
+        }
+        if spec.want.len() > 64 {
+            return malformed("`want` names more than 64 pools");
+        }
+        if spec.ttl.is_some_and(|ttl| !(MIN_TTL..=MAX_TTL).contains(&ttl)) {
+            return malformed("`ttl` is from 100ms to 30 days");
+        }
+        let id = spec.id.as_deref().unwrap_or("x");
+        if id.is_empty() || id.len() > 200 || id.contains(['/', '?', '#']) || !is_printable(id) {
+            return malformed("`id` is up to 200 printable characters without / ? #");
+        }
+        let texts = [&spec.owner, &spec.reason];
+        if texts.into_iter().flatten().any(|text| text.len() > 1000 || !is_printable(text)) {
+            return malformed("`owner` and `reason` are up to 1000 bytes of printable text");
+        }
+        let mut want = Vec::new();
+        for (name, &units) in &spec.want {
+            let Some(&pool) = self.pool_by_name.get(name.as_str()) else {
+                let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+                return Err(api::Error::new(Code::UnknownPool, text));
+            };
+            let pool_state = &self.pools[pool];
+            let open = self.engines.get(pool_state.engine).is_none_or(|running| running.open);
+            if !open || pool_state.closed {
+                let text = format!("pool `{name}` is being changed; try again");
+                return Err(api::Error::new(Code::InUse, text));
+            }
+            let drain = hold == Hold::Drain;
+            let limit = if drain { pool_state.config.units } else { pool_state.limit };
+            if units > limit {
+                let text = format!(
+                    "{units} units asked of pool `{name}`, which has {limit}; it would never be \
+                     granted"
+                );
+                return Err(api::Error::new(Code::Infeasible, text));
+            }
+            want.push((pool, units));
+        }
+        Ok(want)
+    }
+
+    pub(super) fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, hold: Hold) -> u64 {
+        let key = self.next_key;
+        self.next_key += 1;
+        let id: Arc<str> = match spec.id {
+            Some(id) => id.into(),
+            None => format!("R{}-{}", self.me.0, random::hex::<8>()).into(),
+        };
+        // Pools that heal make the units of a dead site anew after a while: its leases end before.
+        let heals = want.iter().any(|it| crate::engine::heals(self.pools[it.0].config.protocol));
+        let ttl = spec.ttl.unwrap_or(DEFAULT_TTL);
+        let once = spec.wait == Some(Duration::ZERO);
+        let deadline = spec.wait.map(|wait| {
+            let wait = if once { TRY } else { wait };
+            self.start_timer(Moment::now().after(wait), Timer::Deadline(key))
+        });
+        let request = Request {
+            id: Arc::clone(&id),
+            parts: self.parts_of(&want),
+            want,
+            owner: spec.owner.map(Into::into),
+            reason: spec.reason.map(Into::into),
+            ttl: if heals { ttl.min(MAX_HEALING_TTL) } else { ttl },
+            hold,
+            once,
+            state: State::Queued,
+            cause: None,
+            submitted: Moment::now(),
+            waited: Duration::ZERO,
+            part: 0,
+            lease: None,
+            deadline,
+            watchers: Vec::new(),
+            doom: None,
+        };
+        self.requests.insert(key, request);
+        self.by_id.insert(id, key);
+        self.queued += 1;
+        self.metrics.submitted += 1;
+        key
+    }
+
+    pub(super) fn watch(&mut self, id: &str, wait: Duration, reply: Responder) {
+        match self.by_id.get(id) {
+            Some(&key) => self.watch_key(key, wait, Told::News, reply),
+            None => self.respond(reply, Err(unknown_request(id))),
+        }
+    }
+
+    pub(super) fn watch_key(&mut self, key: u64, wait: Duration, told: Told, reply: Responder) {
+        let queued = self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
+        if !queued || wait.is_zero() {
+            let answer = self.submitted_answer(key, told);
+            return self.respond(reply, answer);
+        }
+        let moment = Moment::now().after(wait.min(MAX_WATCH));
+        let timer = self.start_timer(moment, Timer::Watch(key));
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        request.watchers.push(Watcher { reply, timer, told });
+        if request.watchers.len() > MAX_WATCHERS {
+            let oldest = request.watchers.remove(0);
+            self.timers.remove(&oldest.timer);
+            let answer = self.submitted_answer(key, oldest.told);
+            self.respond(oldest.reply, answer);
+        }
+    }
+
+    /// The answer to somebody who submitted: a try that failed is an error there.
+    pub(super) fn submitted_answer(&self, key: u64, told: Told) -> Result<Answer, api::Error> {
+        let Some(request) = self.requests.get(&key) else { return Err(unknown_request("?")) };
+        if told != Told::News && request.once && request.state == State::Failed {
+            let text = "the units are not free; leave out `wait` to queue for them";
+            return Err(api::Error::new(Code::Busy, text));
+        }
+        Ok(Answer::Request(Box::new(self.request_view(key, request, told != Told::News))))
+    }
+
+    pub(super) fn answer_watcher(&mut self, key: u64, number: u64) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let Some(place) = request.watchers.iter().position(|it| it.timer.1 == number) else {
+            return;
+        };
+        let watcher = request.watchers.swap_remove(place);
+        let answer = self.submitted_answer(key, watcher.told);
+        self.respond(watcher.reply, answer);
+    }
+
+    /// Tells everybody who watches, or only those who submitted.
+    pub(super) fn tell(&mut self, key: u64, only_submitted: bool) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let (told, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut request.watchers)
+            .into_iter()
+            .partition(|watcher| watcher.told == Told::WhenSure || !only_submitted);
+        request.watchers = rest;
+        for watcher in told {
+            self.timers.remove(&watcher.timer);
+            let answer = self.submitted_answer(key, watcher.told);
+            self.respond(watcher.reply, answer);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, id: &str) -> Result<Answer, api::Error> {
+        let key = *self.by_id.get(id).ok_or_else(|| unknown_request(id))?;
+        match self.requests.get(&key).map(|request| request.state) {
+            Some(State::Queued) => self.end(key, State::Cancelled, "cancelled by the client"),
+            Some(State::Granted) => self.end(key, State::Released, "its request was cancelled"),
+            Some(State::Released | State::Expired | State::Cancelled | State::Failed) | None => {}
+        }
+        self.answer_request(key)
+    }
+
+    pub(super) fn answer_request(&self, key: u64) -> Result<Answer, api::Error> {
+        let request = self.requests.get(&key).ok_or_else(|| unknown_request("?"))?;
+        Ok(Answer::Request(Box::new(self.request_view(key, request, true))))
+    }
+
+    /// A wait has run out.
+    pub(super) fn run_out(&mut self, key: u64) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        request.deadline = None;
+        let cause = if request.once { "busy" } else { "its wait ran out" };
+        if request.state == State::Queued {
+            self.end(key, State::Failed, cause);
+        }
+    }
+
+    /// Ends a request, whatever it has or waits for.
+    pub(super) fn end(&mut self, key: u64, state: State, cause: &str) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        let was = request.state;
+        request.state = state;
+        request.cause = Some(cause.to_owned());
+        let parts = std::mem::take(&mut request.parts);
+        let (lease, deadline) = (request.lease.take(), request.deadline.take());
+        let now = Moment::now();
+        let held = lease.as_ref().map(|lease| now.since(lease.since));
+        if was == State::Queued {
+            request.waited = now.since(request.submitted);
+            self.queued -= 1;
+        }
+        if let Some(timer) = deadline {
+            self.timers.remove(&timer);
+        }
+        if let Some(lease) = lease {
+            self.drop_lease(key, &lease);
+            self.note_over(&lease.id);
+        }
+        for part in parts {
+            if let Some(claim) = part.claim {
+                self.by_claim.remove(&(part.engine, claim));
+                self.leave_queue(key, claim, part.engine, &part.demand);
+            }
+            self.todo.push_back(Todo::Undo(key, part));
+        }
+        self.metrics.ended(state, held);
+        let mut happening = self.happening(state_name(state), Some(key));
+        happening.held_ms = held.map(millis);
+        happening.cause = Some(cause.to_owned());
+        self.record(happening);
+        self.tell(key, false);
+        self.ended.push_back(key);
+        while self.ended.len() > MAX_ENDED {
+            if let Some(old) = self.ended.pop_front() {
+                self.forget(old);
+            }
+        }
+    }
+
+    /// A part for each protocol whose pools are wanted.
+    pub(super) fn parts_of(&self, want: &[(usize, u32)]) -> Vec<Part> {
+        let mut parts: BTreeMap<usize, Vec<(PoolId, Units)>> = BTreeMap::new();
+        for &(pool, units) in want {
+            let pool = &self.pools[pool];
+            parts.entry(pool.engine).or_default().push((pool.id, Units(units)));
+        }
+        let part = |(engine, demand): (usize, Vec<(PoolId, Units)>)| Part {
+            engine,
+            demand: demand.into_iter().collect(),
+            claim: None,
+            granted: false,
+            counted: false,
+            numbers: BTreeMap::new(),
+        };
+        parts.into_iter().map(part).collect()
+    }
+
+    pub(super) fn forget(&mut self, key: u64) {
+        if let Some(request) = self.requests.remove(&key)
+            && self.by_id.get(&request.id) == Some(&key)
+        {
+            self.by_id.remove(&request.id);
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        self.draining = true;
+        let queued: Vec<u64> = self
+            .requests
+            .iter()
+            .filter(|(_, request)| request.state == State::Queued)
+            .map(|(&key, _)| key)
+            .collect();
+        info!(queued = queued.len(), "draining");
+        for key in queued {
+            self.end(key, State::Failed, "the site stops");
+            self.settle();
+        }
+        self.end_all_takers();
+    }
+}
+
+const fn state_name(state: State) -> &'static str {
+    match state {
+        State::Queued => "queued",
+        State::Granted => "granted",
+        State::Released => "released",
+        State::Expired => "expired",
+        State::Cancelled => "cancelled",
+        State::Failed => "failed",
+    }
+}
+
+fn is_printable(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+pub(super) fn unknown_request(id: &str) -> api::Error {
+    let text = format!("there is no request `{id}`, or it ended long ago");
+    api::Error::new(Code::UnknownRequest, text)
+}

@@ -1,0 +1,90 @@
+//! Keeps the site's right to grant: beats in the store, and offers it new epochs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+
+use crate::boottime::Moment;
+use crate::store::{Beat, Pulse, Record, Store, Swap};
+
+/// What the store says.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A beat that began then has succeeded.
+    Beat { began: Moment, pulses: Vec<Pulse> },
+    /// The store has this.
+    Decided(Record),
+    /// It does not answer.
+    Trouble(String),
+}
+
+/// What the site says of itself with every beat.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub epoch: u64,
+    pub incarnation: u64,
+    /// Not in an epoch: whoever waits is in a hurry.
+    pub hurry: bool,
+    pub note: Vec<u8>,
+}
+
+/// Beats until the site is gone.
+pub(crate) async fn beat(
+    store: Arc<dyn Store>,
+    site: String,
+    lease: Duration,
+    mut me: watch::Receiver<Standing>,
+    news: mpsc::Sender<News>,
+) {
+    let (mut incarnation, mut count) = (0, 0);
+    loop {
+        let now = me.borrow_and_update().clone();
+        if now.incarnation != incarnation {
+            (incarnation, count) = (now.incarnation, 0);
+        }
+        let pulse = Pulse { site: site.clone(), incarnation, count, note: now.note };
+        let began = Moment::now();
+        let event = match store.beat(now.epoch, pulse).await {
+            Ok(Beat::Steady(pulses)) => {
+                count += 1;
+                News::Beat { began, pulses }
+            }
+            Ok(Beat::Moved(record)) => News::Decided(record),
+            Err(error) => News::Trouble(error.to_string()),
+        };
+        let again = matches!(event, News::Decided(_));
+        if news.send(event).await.is_err() {
+            return;
+        }
+        // The site has to take note of the epoch before the next beat can succeed.
+        let pause = if again || now.hurry { lease / 20 } else { lease / 5 };
+        tokio::select! {
+            () = sleep(pause) => {}
+            changed = me.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Offers records to the store until the site is gone.
+pub(crate) async fn propose(
+    store: Arc<dyn Store>,
+    mut records: mpsc::Receiver<Record>,
+    news: mpsc::Sender<News>,
+) {
+    while let Some(mut record) = records.recv().await {
+        // Only the newest counts.
+        while let Ok(newer) = records.try_recv() {
+            record = newer;
+        }
+        let event = match store.swap(record.clone()).await {
+            Ok(Swap::Done) => News::Decided(record),
+            Ok(Swap::Lost(other)) => News::Decided(other),
+            Err(error) => News::Trouble(error.to_string()),
+        };
+        if news.send(event).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The static store: the configured members vote. No service to run.
+//!
+//! What is decided is decided in [`super::register`]; here are the disk and the sockets. Votes
+//! travel on connections of their own, beside the sessions of the sites: whoever must agree on who
+//! is dead cannot wait for a session with the dead.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Mutex, mpsc};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
+
+use crate::link::{Answers, Caller};
+use crate::random;
+use crate::store::register::{Ballot, Durable, Next, Proposal, Question, Register, Reply};
+use crate::store::{Beat, Later, Pulse, Record, Store, StoreError, Swap};
+
+/// Attempts at one swap before its caller hears of the crowd.
+const ATTEMPTS: u32 = 8;
+
+/// This member's vote: its register, and the disk under it.
+#[derive(Debug)]
+pub(crate) struct Ballots {
+    register: Mutex<Register>,
+    /// None where the site keeps nothing: all voters live in one process, and die together.
+    path: Option<PathBuf>,
+}
+
+impl Ballots {
+    /// Reads what this voter promised in its earlier lives.
+    pub(crate) fn open(dir: Option<&Path>) -> io::Result<Self> {
+        let path = dir.map(|dir| dir.join("promises"));
+        let mut register = Register::default();
+        if let Some(path) = &path {
+            match fs::read(path) {
+                Ok(bytes) => register = Register::restored(unpack(&bytes).ok_or_else(|| {
+                    let text = "the promises of this voter are damaged: take its state_dir away, \
+                                and let an operator make sure that no other voter is lost too";
+                    io::Error::new(io::ErrorKind::InvalidData, text)
+                })?),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { register: Mutex::new(register), path })
+    }
+
+    /// Answers for this voter. What it promises is on disk before this returns.
+    pub(crate) async fn decide(&self, question: Question) -> Reply {
+        let mut register = self.register.lock().await;
+        if let Question::Beat { .. } = question {
+            return register.answer(question);
+        }
+        let mut next = register.clone();
+        let reply = next.answer(question);
+        if next.durable != register.durable
+            && let Some(path) = self.path.clone()
+        {
+            let durable = next.durable.clone();
+            let written = tokio::task::spawn_blocking(move || write(&path, &durable)).await;
+            if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
+                warn!(%error, "cannot keep a promise on disk, so it is not given");
+                return Reply::Failed;
+            }
+        }
+        *register = next;
+        reply
+    }
+
+    /// The latest record that this voter knows to be chosen.
+    pub(crate) async fn known(&self) -> Record {
+        self.register.lock().await.durable.known.clone()
+    }
+}
+
+impl Answers for Ballots {
+    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>> {
+        Box::pin(async move {
+            let reply = match postcard::from_bytes(&question) {
+                Ok(question) => self.decide(question).await,
+                Err(_) => Reply::Failed,
+            };
+            postcard::to_stdvec(&reply).unwrap_or_default()
+        })
+    }
+}
+
+fn write(path: &Path, durable: &Durable) -> io::Result<()> {
+    let body = postcard::to_stdvec(durable).map_err(io::Error::other)?;
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+    file.write_all(&body)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+fn unpack(bytes: &[u8]) -> Option<Durable> {
+    let (sum, body) = bytes.split_first_chunk::<4>()?;
+    let good = crc32fast::hash(body) == u32::from_le_bytes(*sum);
+    good.then(|| postcard::from_bytes(body).ok()).flatten()
+}
+
+/// One member that votes.
+#[derive(Debug)]
+enum Voter {
+    Me(Arc<Ballots>),
+    Peer(Caller),
+}
+
+impl Voter {
+    async fn ask(&self, question: Question) -> Option<Reply> {
+        match self {
+            Self::Me(ballots) => Some(ballots.decide(question).await),
+            Self::Peer(caller) => {
+                let body = postcard::to_stdvec(&question).ok()?;
+                let answer = caller.ask(body).await.ok()?;
+                postcard::from_bytes(&answer).ok()
+            }
+        }
+    }
+}
+
+/// The members of a cluster as a store.
+#[derive(Debug)]
+pub(crate) struct Voters {
+    me: Arc<Ballots>,
+    all: Arc<[Voter]>,
+    ballot: Ballot,
+    round: AtomicU64,
+    patience: Duration,
+}
+
+impl Voters {
+    /// A store of which this site, `number` in this `incarnation`, is a voter, with all others.
+    /// Nobody is waited for longer than `patience`.
+    pub(crate) fn new(
+        me: Arc<Ballots>,
+        others: Vec<Caller>,
+        number: u16,
+        incarnation: u64,
+        patience: Duration,
+    ) -> Self {
+        let others = others.into_iter().map(Voter::Peer);
+        let all = std::iter::once(Voter::Me(Arc::clone(&me))).chain(others).collect();
+        let ballot = Ballot { round: 0, site: number, incarnation };
+        Self { me, all, ballot, round: AtomicU64::new(1), patience }
+    }
+
+    fn majority(&self) -> usize {
+        self.all.len() / 2 + 1
+    }
+
+    /// Asks all voters at once; answers come as they come, for at most `patience`.
+    fn ask_all(&self, question: &Question, known: &Record) -> mpsc::Receiver<(usize, Reply)> {
+        let (sender, receiver) = mpsc::channel(self.all.len().max(1));
+        for number in 0..self.all.len() {
+            let (voters, sender) = (Arc::clone(&self.all), sender.clone());
+            let (question, known) = (question.clone(), known.clone());
+            let patience = self.patience;
+            tokio::spawn(async move {
+                let asked = async {
+                    let reply = voters[number].ask(question.clone()).await?;
+                    if reply != Reply::Behind {
+                        return Some(reply);
+                    }
+                    voters[number].ask(Question::Learn { record: known }).await?;
+                    voters[number].ask(question).await
+                };
+                if let Ok(Some(reply)) = timeout(patience, asked).await {
+                    sender.send((number, reply)).await.ok();
+                }
+            });
+        }
+        receiver
+    }
+
+    async fn learn(&self, record: &Record) {
+        self.me.decide(Question::Learn { record: record.clone() }).await;
+    }
+
+    /// One attempt to have a successor of `epoch` chosen.
+    async fn attempt(&self, epoch: u64, own: Option<Record>) -> Result<Next, StoreError> {
+        let known = self.me.known().await;
+        if known.epoch > epoch {
+            return Ok(Next::Moved(known));
+        }
+        let round = self.round.fetch_add(1, Ordering::Relaxed);
+        let ballot = Ballot { round, ..self.ballot };
+        let (mut proposal, mut ask) = Proposal::new(self.all.len(), ballot, epoch, own);
+        loop {
+            let mut answers = self.ask_all(&ask, &known);
+            let mut heard = 0;
+            let next = loop {
+                let Some((voter, reply)) = answers.recv().await else { break None };
+                heard += 1;
+                match proposal.on_reply(voter, reply) {
+                    Next::Wait => {}
+                    next @ (Next::Ask(_)
+                    | Next::Chosen(_)
+                    | Next::Nothing
+                    | Next::Outbid(_)
+                    | Next::Moved(_)) => break Some(next),
+                }
+            };
+            match next {
+                Some(Next::Ask(question)) => ask = question,
+                Some(Next::Chosen(record)) => {
+                    self.learn(&record).await;
+                    drop(self.ask_all(&Question::Learn { record: record.clone() }, &known));
+                    return Ok(Next::Chosen(record));
+                }
+                Some(Next::Outbid(ballot)) => {
+                    self.round.fetch_max(ballot.round + 1, Ordering::Relaxed);
+                    return Ok(Next::Outbid(ballot));
+                }
+                Some(Next::Moved(record)) => {
+                    self.learn(&record).await;
+                    return Ok(Next::Moved(record));
+                }
+                Some(next @ (Next::Wait | Next::Nothing)) => return Ok(next),
+                None => return Err(self.too_few(heard)),
+            }
+        }
+    }
+
+    fn too_few(&self, heard: usize) -> StoreError {
+        let (all, need) = (self.all.len(), self.majority());
+        let text = format!("{heard} of {all} members answer, {need} are needed");
+        StoreError::Unreachable(text)
+    }
+
+    /// Proposes until something is chosen, by whomever.
+    async fn propose(&self, epoch: u64, own: Option<Record>) -> Result<Next, StoreError> {
+        for attempt in 0..ATTEMPTS {
+            match self.attempt(epoch, own.clone()).await? {
+                Next::Outbid(by) => {
+                    debug!(?by, attempt, "outbid");
+                    let most = self.patience.min(Duration::from_millis(20 << attempt.min(6)));
+                    sleep(random::between(Duration::ZERO, most)).await;
+                }
+                next @ (Next::Wait
+                | Next::Ask(_)
+                | Next::Chosen(_)
+                | Next::Nothing
+                | Next::Moved(_)) => return Ok(next),
+            }
+        }
+        Err(StoreError::Contended)
+    }
+}
+
+impl Store for Voters {
+    fn swap(&self, next: Record) -> Later<'_, Swap> {
+        Box::pin(async move {
+            let epoch = next.epoch.saturating_sub(1);
+            match self.propose(epoch, Some(next.clone())).await? {
+                Next::Chosen(record) if record == next => Ok(Swap::Done),
+                // A record that was accepted before an answer was lost may be ours.
+                Next::Moved(record) if record == next => Ok(Swap::Done),
+                Next::Chosen(record) | Next::Moved(record) => Ok(Swap::Lost(record)),
+                Next::Wait | Next::Ask(_) | Next::Nothing | Next::Outbid(_) => {
+                    Err(StoreError::Contended)
+                }
+            }
+        })
+    }
+
+    fn beat(&self, epoch: u64, pulse: Pulse) -> Later<'_, Beat> {
+        Box::pin(async move {
+            let known = self.me.known().await;
+            if known.epoch > epoch {
+                return Ok(Beat::Moved(known));
+            }
+            let mut answers = self.ask_all(&Question::Beat { epoch, pulse }, &known);
+            let (mut good, mut heard, mut pending) = (0, 0, false);
+            let mut pulses: Vec<Pulse> = Vec::new();
+            while let Some((_, reply)) = answers.recv().await {
+                heard += 1;
+                match reply {
+                    Reply::Beats(list) => {
+                        good += 1;
+                        merge(&mut pulses, list);
+                    }
+                    Reply::Moved(record) if record.epoch > epoch => {
+                        self.learn(&record).await;
+                        return Ok(Beat::Moved(record));
+                    }
+                    Reply::Pending => pending = true,
+                    Reply::Moved(_)
+                    | Reply::Promise(_)
+                    | Reply::Accepted
+                    | Reply::Outbid(_)
+                    | Reply::Behind
+                    | Reply::Learned
+                    | Reply::Failed => {}
+                }
+                if good >= self.majority() {
+                    return Ok(Beat::Steady(pulses));
+                }
+            }
+            if !pending {
+                return Err(self.too_few(heard));
+            }
+            // Somebody began to change the epoch and did not finish: it is finished here.
+            match self.propose(epoch, None).await? {
+                Next::Chosen(record) | Next::Moved(record) => Ok(Beat::Moved(record)),
+                Next::Wait | Next::Ask(_) | Next::Nothing | Next::Outbid(_) => {
+                    Err(StoreError::Contended)
+                }
+            }
+        })
+    }
+}
+
+/// Keeps the newest pulse of each site.
+fn merge(pulses: &mut Vec<Pulse>, list: Vec<Pulse>) {
+    for pulse in list {
+        match pulses.iter_mut().find(|it| it.site == pulse.site) {
+            Some(old) if (old.incarnation, old.count) < (pulse.incarnation, pulse.count) => {
+                *old = pulse;
+            }
+            Some(_) => {}
+            None => pulses.push(pulse),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_voter_that_was_killed_keeps_its_promises() {
+        let dir = std::env::temp_dir().join(format!("kofm-promises-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let first = Arc::new(Ballots::open(Some(&dir)).unwrap());
+        let store = Voters::new(Arc::clone(&first), vec![], 0, 1, Duration::from_secs(1));
+        let one = Record { epoch: 1, body: b"one".to_vec() };
+        assert_eq!(store.swap(one.clone()).await, Ok(Swap::Done));
+        let late = Record { epoch: 1, body: b"late".to_vec() };
+        assert_eq!(store.swap(late).await, Ok(Swap::Lost(one.clone())));
+        drop((store, first));
+        let again = Arc::new(Ballots::open(Some(&dir)).unwrap());
+        assert_eq!(again.known().await, one);
+        let store = Voters::new(again, vec![], 0, 2, Duration::from_secs(1));
+        let pulse = Pulse { site: "a".into(), incarnation: 2, count: 0, note: Vec::new() };
+        assert_eq!(store.beat(0, pulse.clone()).await, Ok(Beat::Moved(one)));
+        assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));
+        fs::write(dir.join("promises"), "garbage").unwrap();
+        assert!(Ballots::open(Some(&dir)).is_err());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,846 @@
+//! One run in virtual time in which sites die, come back and are wrongly believed dead.
+//!
+//! The sites are [`Member`]s. Each renews its lease in a store that can be reached from a majority,
+//! says that it lives, suspects whom it has not heard from, and waits for the end of the leases of
+//! those who departed; all by its own clock, which may be slow or fast. Everything random comes
+//! from one seed.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use kofm_core::epoch::{
+    self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip,
+};
+use kofm_core::parts::SiteSet;
+use kofm_core::{Cluster, Demand, Effect, Input, InputOf, Protocol, SiteId, Stamp, Unit};
+
+use crate::faults::Fault;
+use crate::oracle::Oracle;
+use crate::report::Report;
+use crate::rng::Rng;
+use crate::seeded::{Setup, draw_demand};
+use crate::span::{DELAY, Span, Time};
+
+/// A site's lease, by its own clock.
+const LEASE: Time = 100 * DELAY;
+/// Time between two renewals.
+const BEAT: Time = LEASE / 5;
+/// A site that was not heard of for so long is suspected.
+const SILENCE: Time = LEASE / 2;
+/// How wrong clocks may be, where they are.
+const RHO: f64 = 0.01;
+/// Between two faults of a kind, and how long one lasts.
+const EVERY: Span = Span::Exponential(300.0);
+const LASTS: Span = Span::Exponential(100.0);
+
+/// Runs to the end: all claims made, granted and released, and everything healed.
+pub fn run<P: Protocol, R: Rules>(setup: &Setup) -> Report {
+    let mut storm = Storm::<P, R>::new(setup);
+    storm.start();
+    while let Some(Reverse((at, _, place))) = storm.events.pop() {
+        storm.now = at;
+        let event = storm.slab[place].take().expect("a scheduled event is kept");
+        storm.free.push(place);
+        storm.report.events += 1;
+        storm.handle(event);
+        if storm.is_over() {
+            break;
+        }
+    }
+    storm.finish()
+}
+
+enum Event<P: Protocol> {
+    /// Something arrives on this link: the oldest that is on its way.
+    Arrive {
+        from: SiteId,
+        to: SiteId,
+    },
+    Claim {
+        client: usize,
+    },
+    Release {
+        client: usize,
+        claim: Stamp,
+        part: bool,
+    },
+    GiveUp {
+        client: usize,
+        claim: Stamp,
+    },
+    Fire {
+        site: SiteId,
+        life: u64,
+        timer: P::Timer,
+        armed: u64,
+    },
+    Strike {
+        fault: Fault,
+    },
+    Restart {
+        site: SiteId,
+    },
+    Beat {
+        site: SiteId,
+    },
+    /// A renewal reaches the store.
+    Renew {
+        site: SiteId,
+        life: u64,
+        epoch: u64,
+        sent: Time,
+    },
+    Renewed {
+        site: SiteId,
+        life: u64,
+        sent: Time,
+    },
+    /// A proposal reaches the store.
+    Propose {
+        site: SiteId,
+        life: u64,
+        record: Arc<Record<Cluster>>,
+    },
+    /// What the store has reaches a site.
+    Learn {
+        site: SiteId,
+        life: u64,
+        record: Arc<Record<Cluster>>,
+    },
+    /// The leases of a life may have ended.
+    Expire {
+        site: SiteId,
+        life: u64,
+    },
+    /// A site has waited long enough for those who departed with an epoch.
+    Over {
+        site: SiteId,
+        life: u64,
+        epoch: u64,
+    },
+}
+
+enum Parcel<M> {
+    /// I live.
+    Ping,
+    Frame(Frame<M>),
+}
+
+struct Place<P: Protocol, R: Rules> {
+    member: Option<Member<P, R>>,
+    life: u64,
+    rate: f64,
+    leased: bool,
+    paused: Time,
+    /// When each other site was last heard of.
+    heard: Vec<Time>,
+    suspects: SiteSet,
+    /// What the protocol has still to be told.
+    pending: Vec<InputOf<P>>,
+    /// Frames that wait for the lease.
+    kept: VecDeque<(SiteId, Frame<P::Message>)>,
+    proposal: Option<Arc<Record<Cluster>>>,
+    timers: BTreeMap<P::Timer, u64>,
+    waits_for: BTreeSet<u64>,
+    departed: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Live {
+    claim: Stamp,
+    life: u64,
+    number: u32,
+    issued: Time,
+    held: bool,
+}
+
+struct Storm<'a, P: Protocol, R: Rules> {
+    setup: &'a Setup,
+    now: Time,
+    places: Vec<Place<P, R>>,
+    links: Vec<VecDeque<Parcel<P::Message>>>,
+    last: Vec<Time>,
+    /// Who cannot reach whom, until when: from one half to the other, and back unless one-way.
+    cuts: Vec<(SiteSet, Time, bool)>,
+    store: Arc<Record<Cluster>>,
+    /// When the lease of each life ends.
+    leases: BTreeMap<(SiteId, u64), Time>,
+    clients: Vec<Option<Live>>,
+    events: BinaryHeap<Reverse<(Time, u64, usize)>>,
+    slab: Vec<Option<Event<P>>>,
+    free: Vec<usize>,
+    sequence: u64,
+    remaining: u64,
+    /// Since when nobody has anything to do.
+    quiet: Option<Time>,
+    last_claim: Time,
+    oracle: Oracle,
+    delays: Rng,
+    demands: Rng,
+    times: Rng,
+    weather: Rng,
+    report: Report,
+}
+
+impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
+    fn new(setup: &'a Setup) -> Self {
+        let cluster = &setup.cluster;
+        let mut seed = Rng::new(setup.seed);
+        let sites = usize::from(cluster.sites);
+        let members = cluster.all().map(|site| (site, 1)).collect();
+        let store = Arc::new(Record::first(members, cluster.clone()));
+        let mut weather = seed.fork(4);
+        let wrong = setup.faults.iter().any(|fault| matches!(fault, Fault::ClockRate));
+        let mut place = |site: SiteId| Place {
+            member: Some(Member::new(site, 1, Arc::clone(&store))),
+            life: 1,
+            rate: if wrong { 1.0 + RHO * (2.0 * weather.unit() - 1.0) } else { 1.0 },
+            leased: false,
+            paused: 0,
+            heard: vec![0; sites],
+            suspects: SiteSet::new(),
+            pending: Vec::new(),
+            kept: VecDeque::new(),
+            proposal: None,
+            timers: BTreeMap::new(),
+            waits_for: BTreeSet::new(),
+            departed: false,
+        };
+        Self {
+            setup,
+            now: 0,
+            places: cluster.all().map(&mut place).collect(),
+            links: (0..sites * sites).map(|_| VecDeque::new()).collect(),
+            last: vec![0; sites * sites],
+            cuts: Vec::new(),
+            store,
+            leases: BTreeMap::new(),
+            clients: vec![None; sites * setup.clients as usize],
+            events: BinaryHeap::new(),
+            slab: Vec::new(),
+            free: Vec::new(),
+            sequence: 0,
+            remaining: setup.requests,
+            quiet: None,
+            last_claim: 0,
+            oracle: Oracle::new(cluster, P::PROFILE.serves),
+            delays: seed.fork(1),
+            demands: seed.fork(2),
+            times: seed.fork(3),
+            weather,
+            report: Report::new(P::NAME, setup),
+        }
+    }
+
+    fn start(&mut self) {
+        for site in self.setup.cluster.all() {
+            self.lease(site, 1, 0);
+            self.schedule(self.leases[&(site, 1)], Event::Expire { site, life: 1 });
+            let first = self.times.below(BEAT);
+            self.schedule(first, Event::Beat { site });
+            let store = Arc::clone(&self.store);
+            self.change(site, epoch::Input::Decided(store));
+        }
+        for client in 0..self.clients.len() {
+            self.think(client);
+        }
+        for &fault in &self.setup.faults {
+            if !matches!(fault, Fault::ClockRate) {
+                let at = EVERY.draw(&mut self.weather);
+                self.schedule(at, Event::Strike { fault });
+            }
+        }
+    }
+
+    fn schedule(&mut self, at: Time, event: Event<P>) {
+        self.sequence += 1;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.slab.push(None);
+            self.slab.len() - 1
+        });
+        self.slab[place] = Some(event);
+        self.events.push(Reverse((at, self.sequence, place)));
+    }
+
+    fn sites(&self) -> impl Iterator<Item = SiteId> + use<P, R> {
+        (0..self.setup.cluster.sites).map(SiteId)
+    }
+
+    fn place(&mut self, site: SiteId) -> &mut Place<P, R> {
+        &mut self.places[site.index()]
+    }
+
+    fn member(&self, site: SiteId) -> Option<&Member<P, R>> {
+        self.places[site.index()].member.as_ref()
+    }
+
+    /// A duration by a site's clock, in true time.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small, positive")]
+    fn local(&self, site: SiteId, span: Time) -> Time {
+        (span as f64 / self.places[site.index()].rate) as Time
+    }
+
+    fn lease(&mut self, site: SiteId, life: u64, sent: Time) {
+        let until = sent + self.local(site, LEASE);
+        let known = self.leases.entry((site, life)).or_default();
+        *known = until.max(*known);
+    }
+
+    fn handle(&mut self, event: Event<P>) {
+        // What happens at a site that stands still happens when it goes on.
+        let site = match &event {
+            Event::Arrive { to, .. } => Some(*to),
+            Event::Claim { client }
+            | Event::Release { client, .. }
+            | Event::GiveUp { client, .. } => Some(self.home(*client)),
+            Event::Fire { site, .. }
+            | Event::Beat { site }
+            | Event::Renewed { site, .. }
+            | Event::Learn { site, .. }
+            | Event::Over { site, .. } => Some(*site),
+            Event::Strike { .. }
+            | Event::Restart { .. }
+            | Event::Renew { .. }
+            | Event::Propose { .. }
+            | Event::Expire { .. } => None,
+        };
+        let mut clear = site.map_or(0, |site| self.places[site.index()].paused);
+        if let Event::Arrive { from, to } = event {
+            clear = clear.max(self.cut(from, to));
+        }
+        if clear > self.now {
+            return self.schedule(clear, event);
+        }
+        if let Some(site) = site {
+            self.check_lease(site);
+        }
+        self.happen(event);
+        if let Some(site) = site {
+            self.catch_up(site);
+        }
+    }
+
+    fn happen(&mut self, event: Event<P>) {
+        match event {
+            Event::Arrive { from, to } => self.arrive(from, to),
+            Event::Claim { client } => self.claim(client),
+            Event::Release { client, claim, part } => self.release(client, claim, part),
+            Event::GiveUp { client, claim } => self.give_up(client, claim),
+            Event::Fire { site, life, timer, armed } => {
+                let place = self.place(site);
+                if place.life == life && place.timers.get(&timer) == Some(&armed) {
+                    place.timers.remove(&timer);
+                    self.tell(site, Input::Fire { timer });
+                }
+            }
+            Event::Strike { fault } => self.strike(fault),
+            Event::Restart { site } => self.begin_life(site),
+            Event::Beat { site } => self.beat(site),
+            Event::Renew { site, life, epoch, sent } => self.renew(site, life, epoch, sent),
+            Event::Renewed { site, life, sent } => {
+                self.lease(site, life, sent);
+                self.check_lease(site);
+            }
+            Event::Propose { site, life, record } => {
+                if record.epoch == self.store.epoch + 1 {
+                    self.store = record;
+                }
+                self.send_store(site, life);
+            }
+            Event::Learn { site, life, record } => {
+                if self.places[site.index()].life == life {
+                    self.change(site, epoch::Input::Decided(record));
+                }
+            }
+            Event::Expire { site, life } => self.expire(site, life),
+            Event::Over { site, life, epoch } => {
+                if self.places[site.index()].life == life {
+                    self.change(site, epoch::Input::Over(epoch));
+                }
+            }
+        }
+    }
+
+    /// Until when nothing gets from one site to another.
+    fn cut(&self, from: SiteId, to: SiteId) -> Time {
+        let cuts = self.cuts.iter().filter(|(half, _, one_way)| {
+            let there = half.contains(from) && !half.contains(to);
+            there || !one_way && half.contains(to) && !half.contains(from)
+        });
+        cuts.map(|cut| cut.1).max().unwrap_or(0)
+    }
+
+    /// Whether a site can talk with a majority, and so with the store.
+    fn reaches_store(&self, site: SiteId) -> bool {
+        let there = |&other: &SiteId| {
+            let place = &self.places[other.index()];
+            let talks = self.cut(site, other) <= self.now && self.cut(other, site) <= self.now;
+            other == site || place.member.is_some() && place.paused <= self.now && talks
+        };
+        2 * self.sites().filter(there).count() > self.places.len()
+    }
+
+    fn draw_delay(&mut self) -> Time {
+        self.setup.delay.draw(&mut self.delays)
+    }
+
+    fn send(&mut self, from: SiteId, to: SiteId, parcel: Parcel<P::Message>) {
+        if self.member(to).is_none() {
+            return;
+        }
+        let link = from.index() * self.places.len() + to.index();
+        let at = (self.now + self.draw_delay()).max(self.last[link]);
+        self.last[link] = at;
+        self.links[link].push_back(parcel);
+        self.schedule(at, Event::Arrive { from, to });
+    }
+
+    fn arrive(&mut self, from: SiteId, to: SiteId) {
+        let link = from.index() * self.places.len() + to.index();
+        let Some(parcel) = self.links[link].pop_front() else { return };
+        let now = self.now;
+        let place = self.place(to);
+        place.heard[from.index()] = now;
+        let (Some(member), Parcel::Frame(frame)) = (&place.member, parcel) else { return };
+        if member.keeps(&frame) {
+            place.kept.push_back((from, frame));
+            return;
+        }
+        self.step(to, MemberInput::Deliver { from, frame });
+    }
+
+    /// Before anything else happens at a site: whether it still may grant.
+    fn check_lease(&mut self, site: SiteId) {
+        let place = &self.places[site.index()];
+        let valid = self.leases.get(&(site, place.life)).is_some_and(|&until| self.now < until);
+        if place.member.is_none() || place.leased == valid {
+            return;
+        }
+        self.place(site).leased = valid;
+        self.change(site, epoch::Input::Lease(valid));
+    }
+
+    /// Catches up with what had to wait.
+    fn catch_up(&mut self, site: SiteId) {
+        let may_grant = |storm: &Self| storm.member(site).is_some_and(Member::may_grant);
+        while may_grant(self) && !self.places[site.index()].pending.is_empty() {
+            let input = self.place(site).pending.remove(0);
+            self.step(site, MemberInput::Local(input));
+        }
+        while self.member(site).is_some_and(|member| {
+            self.places[site.index()].kept.front().is_some_and(|(_, frame)| !member.keeps(frame))
+        }) {
+            let Some((from, frame)) = self.place(site).kept.pop_front() else { break };
+            self.step(site, MemberInput::Deliver { from, frame });
+        }
+    }
+
+    /// Tells the protocol, now or when it may go on.
+    fn tell(&mut self, site: SiteId, input: InputOf<P>) {
+        self.place(site).pending.push(input);
+        self.catch_up(site);
+    }
+
+    fn change(&mut self, site: SiteId, input: epoch::Input<Cluster>) {
+        self.step(site, MemberInput::Change(input));
+        self.catch_up(site);
+    }
+
+    fn step(&mut self, site: SiteId, input: MemberInput<P::Message, P::Timer>) {
+        let mut out = Vec::new();
+        let Some(member) = &mut self.place(site).member else { return };
+        if let Err(fault) = member.step(input, &mut out) {
+            let detail = format!("{site} refused a correct site's message: {fault}");
+            self.oracle.violate("understanding", detail);
+        }
+        for effect in out {
+            self.carry_out(site, effect);
+        }
+    }
+
+    fn carry_out(&mut self, site: SiteId, effect: MemberEffect<P::Message, P::Timer>) {
+        let life = self.places[site.index()].life;
+        match effect {
+            MemberEffect::Send { to, frame, serves } => {
+                self.report.messages += 1;
+                if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
+                    self.report.charges[number as usize] += 1;
+                }
+                self.send(site, to, Parcel::Frame(frame));
+            }
+            MemberEffect::Local(Effect::Grant { claim, fence, units }) => {
+                self.granted(site, claim, fence, &units);
+            }
+            MemberEffect::Local(Effect::Reject { claim, reason }) => {
+                let detail = format!("{claim} was refused: {reason}");
+                self.oracle.violate("claims", detail);
+            }
+            MemberEffect::Local(Effect::Revoke { claim }) => {
+                self.oracle.violate("claims", format!("{claim} was taken back"));
+            }
+            MemberEffect::Local(Effect::Arm { timer, min, max }) => {
+                let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(1 << 60);
+                let after = self.times.between(nanos(min), nanos(max));
+                let armed = self.sequence + 1;
+                self.place(site).timers.insert(timer, armed);
+                self.schedule(self.now + after, Event::Fire { site, life, timer, armed });
+            }
+            MemberEffect::Local(Effect::Disarm { timer }) => {
+                self.place(site).timers.remove(&timer);
+            }
+            MemberEffect::Propose(record) => {
+                self.place(site).proposal = Some(record);
+                self.propose(site);
+            }
+            MemberEffect::Installed => {
+                let place = self.place(site);
+                place.timers.clear();
+                place.kept.clear();
+                self.wait_for_departed(site);
+            }
+            MemberEffect::Local(Effect::Send { .. }) | MemberEffect::Resumed => {}
+            MemberEffect::Departed => self.place(site).departed = true,
+        }
+    }
+
+    /// Starts to wait for the leases of those who departed.
+    fn wait_for_departed(&mut self, site: SiteId) {
+        let place = &self.places[site.index()];
+        let Some(member) = &place.member else { return };
+        let life = place.life;
+        let since: Vec<u64> = member.epochs().record().quarantine.keys().copied().collect();
+        // T_s (1 + rho) / (1 - rho), and a little.
+        let wait = LEASE / 99 * 101 + DELAY;
+        for epoch in since {
+            if self.place(site).waits_for.insert(epoch) {
+                let at = self.now + self.local(site, wait);
+                self.schedule(at, Event::Over { site, life, epoch });
+            }
+        }
+    }
+
+    fn propose(&mut self, site: SiteId) {
+        let life = self.places[site.index()].life;
+        let Some(member) = self.member(site) else { return };
+        let known = member.epochs().record().epoch;
+        self.place(site).proposal.take_if(|record| record.epoch <= known);
+        let Some(record) = self.places[site.index()].proposal.clone() else { return };
+        if self.reaches_store(site) {
+            let at = self.now + self.draw_delay();
+            self.schedule(at, Event::Propose { site, life, record });
+        }
+    }
+
+    fn renew(&mut self, site: SiteId, life: u64, epoch: u64, sent: Time) {
+        let member = self.store.members.get(&site) == Some(&life);
+        if member && self.store.epoch == epoch {
+            let at = self.now + self.draw_delay();
+            self.schedule(at, Event::Renewed { site, life, sent });
+        } else {
+            self.send_store(site, life);
+        }
+    }
+
+    fn send_store(&mut self, site: SiteId, life: u64) {
+        if self.reaches_store(site) {
+            let at = self.now + self.draw_delay();
+            let record = Arc::clone(&self.store);
+            self.schedule(at, Event::Learn { site, life, record });
+        }
+    }
+
+    fn beat(&mut self, site: SiteId) {
+        let next = self.now + self.local(site, BEAT);
+        self.schedule(next, Event::Beat { site });
+        if self.places[site.index()].departed {
+            self.end_life(site);
+            self.begin_life(site);
+        }
+        let Some(member) = self.member(site) else { return };
+        let (life, epoch) = (self.places[site.index()].life, member.epochs().record().epoch);
+        let outside = member.epochs().phase() == Phase::Outside;
+        let members: Vec<SiteId> = member.epochs().record().members.keys().copied().collect();
+        if self.reaches_store(site) {
+            let at = self.now + self.draw_delay();
+            self.schedule(at, Event::Renew { site, life, epoch, sent: self.now });
+        }
+        self.propose(site);
+        for to in self.sites().filter(|&to| to != site).collect::<Vec<_>>() {
+            self.send(site, to, Parcel::Ping);
+        }
+        if outside {
+            let others: Vec<SiteId> = members.iter().copied().filter(|&to| to != site).collect();
+            if !others.is_empty() {
+                let i = self.weather.below(others.len() as u64);
+                let to = others[usize::try_from(i).expect("a small number")];
+                let join = self.member(site).expect("it lives").join();
+                self.send(site, to, Parcel::Frame(join));
+            }
+        }
+        let silence = self.local(site, SILENCE);
+        let place = &self.places[site.index()];
+        let silent =
+            |other: &SiteId| *other != site && place.heard[other.index()] + silence < self.now;
+        let suspects: SiteSet = members.iter().copied().filter(silent).collect();
+        // Who hears from few is itself the one who is cut off.
+        let heard = self.sites().filter(|site| !silent(site)).count();
+        let most = 2 * heard > self.places.len();
+        let suspects = if most { suspects } else { SiteSet::new() };
+        // It is about lives: said again in every epoch.
+        if suspects != place.suspects || !suspects.is_empty() {
+            self.place(site).suspects = suspects.clone();
+            self.change(site, epoch::Input::Suspect(suspects));
+        }
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        if self.remaining == 0 {
+            return;
+        }
+        let next = self.now + EVERY.draw(&mut self.weather);
+        self.schedule(next, Event::Strike { fault });
+        let until = self.now + LASTS.draw(&mut self.weather);
+        let site = SiteId(
+            u16::try_from(self.weather.below(self.places.len() as u64)).expect("a small number"),
+        );
+        self.cuts.retain(|cut| cut.1 > self.now);
+        match fault {
+            Fault::Pause => {
+                let place = self.place(site);
+                place.paused = until.max(place.paused);
+            }
+            Fault::Partition | Fault::OneWay => {
+                let half: SiteSet = self.sites().filter(|_| self.weather.below(2) == 0).collect();
+                self.cuts.push((half, until, matches!(fault, Fault::OneWay)));
+            }
+            Fault::Crash | Fault::Restart => {
+                let alive = self.places.iter().filter(|place| place.member.is_some()).count();
+                let majority = 2 * (alive - 1) > self.places.len();
+                if majority && self.member(site).is_some() {
+                    self.crash(site);
+                    let restarts = |fault: &Fault| matches!(fault, Fault::Restart);
+                    if self.setup.faults.iter().any(restarts) {
+                        self.schedule(until, Event::Restart { site });
+                    }
+                }
+            }
+            Fault::ClockRate | Fault::ArbitraryStart | Fault::Corrupt(_) => {}
+        }
+    }
+
+    fn crash(&mut self, site: SiteId) {
+        self.end_life(site);
+        let place = self.place(site);
+        place.member = None;
+        place.paused = 0;
+    }
+
+    /// Sessions end; waiting clients have nobody to wait for. Holders hold until their leases end.
+    fn end_life(&mut self, site: SiteId) {
+        let sites = self.places.len();
+        for other in 0..sites {
+            self.links[site.index() * sites + other].clear();
+            self.links[other * sites + site.index()].clear();
+        }
+        let place = self.place(site);
+        place.pending.clear();
+        place.kept.clear();
+        place.timers.clear();
+        place.proposal = None;
+        place.departed = false;
+        for client in self.clients_of(site) {
+            if let Some(live) = self.clients[client].filter(|live| !live.held) {
+                self.oracle.ended(live.number);
+                self.report.withdrawn += 1;
+                self.clients[client] = None;
+                self.think(client);
+            }
+        }
+    }
+
+    fn begin_life(&mut self, site: SiteId) {
+        let (store, now) = (Arc::clone(&self.store), self.now);
+        let place = self.place(site);
+        if R::SLIP != Some(Slip::ReusesIncarnation) {
+            place.life += 1;
+        }
+        let life = place.life;
+        place.member = Some(Member::new(site, life, Arc::clone(&store)));
+        place.leased = false;
+        place.heard.fill(now);
+        place.suspects = SiteSet::new();
+        place.waits_for.clear();
+        self.lease(site, life, now);
+        self.schedule(self.leases[&(site, life)], Event::Expire { site, life });
+        self.check_lease(site);
+        self.change(site, epoch::Input::Decided(store));
+    }
+
+    fn clients_of(&self, site: SiteId) -> Vec<usize> {
+        (site.index()..self.clients.len()).step_by(self.places.len()).collect()
+    }
+
+    fn home(&self, client: usize) -> SiteId {
+        SiteId(u16::try_from(client % self.places.len()).expect("below the number of sites"))
+    }
+
+    fn think(&mut self, client: usize) {
+        let site = self.home(client);
+        let hot = self.setup.hot.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1);
+        let think = self.setup.think.scaled(1.0 / hot).draw(&mut self.times);
+        self.schedule(self.now + think, Event::Claim { client });
+    }
+
+    fn claim(&mut self, client: usize) {
+        if self.remaining == 0 || self.clients[client].is_some() {
+            return;
+        }
+        let site = self.home(client);
+        let life = self.places[site.index()].life;
+        let stamp = self.member(site).filter(|m| m.may_grant()).and_then(Member::next_stamp);
+        let Some(claim) = stamp else {
+            return self.schedule(self.now + 5 * DELAY, Event::Claim { client });
+        };
+        self.remaining -= 1;
+        self.last_claim = self.now;
+        self.report.requests += 1;
+        let demand = draw_demand(self.setup, &mut self.demands);
+        if self.oracle.number(claim).is_some() {
+            self.oracle.violate("stamps", format!("{claim} was taken twice"));
+        }
+        let number = self.oracle.claimed(claim, &demand);
+        self.report.charges.push(0);
+        self.clients[client] = Some(Live { claim, life, number, issued: self.now, held: false });
+        if let Some(patience) = self.setup.patience {
+            let at = self.now + patience.draw(&mut self.times);
+            self.schedule(at, Event::GiveUp { client, claim });
+        }
+        self.step(site, MemberInput::Local(Input::Claim { claim, demand }));
+    }
+
+    fn granted(&mut self, site: SiteId, claim: Stamp, fence: kofm_core::Fence, units: &[Unit]) {
+        let life = self.places[site.index()].life;
+        if self.leases.get(&(site, life)).is_none_or(|&until| until <= self.now) {
+            self.oracle.violate("lease", format!("{claim} was granted without one"));
+        }
+        let Some(number) = self.oracle.granted(claim, fence, units) else { return };
+        let waits = |&client: &usize| {
+            self.clients[client].is_some_and(|live| live.claim == claim && live.life == life)
+        };
+        let Some(client) = self.clients_of(site).into_iter().find(waits) else { return };
+        let live = self.clients[client].as_mut().expect("it was found by its claim");
+        live.held = true;
+        self.report.waits.push(self.now - live.issued);
+        self.report.granted.push(number);
+        let long = self.setup.long.iter().find(|entry| entry.0 == site);
+        let hold = self.setup.hold.scaled(long.map_or(1.0, |entry| entry.1));
+        let hold = hold.draw(&mut self.times);
+        if self.setup.partial && self.oracle.units(number) > 1 {
+            self.schedule(self.now + hold / 2, Event::Release { client, claim, part: true });
+        }
+        self.schedule(self.now + hold, Event::Release { client, claim, part: false });
+    }
+
+    /// A holder has done its work; whoever lives tells its site.
+    fn release(&mut self, client: usize, claim: Stamp, part: bool) {
+        let Some(live) = self.clients[client].filter(|live| live.claim == claim && live.held)
+        else {
+            return;
+        };
+        let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
+        self.oracle.released(live.number, part.as_ref());
+        let site = self.home(client);
+        if part.is_none() {
+            self.clients[client] = None;
+            self.think(client);
+        }
+        let place = &self.places[site.index()];
+        if place.life == live.life && place.member.is_some() {
+            self.tell(site, Input::Release { claim, part });
+        }
+    }
+
+    fn give_up(&mut self, client: usize, claim: Stamp) {
+        let waits = |live: &Live| live.claim == claim && !live.held;
+        let Some(live) = self.clients[client].filter(waits) else { return };
+        let site = self.home(client);
+        if !self.member(site).is_some_and(Member::may_grant) {
+            let later = self.now + 5 * DELAY;
+            return self.schedule(later, Event::GiveUp { client, claim });
+        }
+        self.oracle.ended(live.number);
+        self.report.withdrawn += 1;
+        self.clients[client] = None;
+        self.think(client);
+        self.tell(site, Input::Withdraw { claim });
+    }
+
+    /// What a life has granted ends with its lease, whether or not anybody is there to notice.
+    fn expire(&mut self, site: SiteId, life: u64) {
+        let until = self.leases[&(site, life)];
+        let alive = self.places[site.index()].life == life;
+        if until > self.now {
+            return self.schedule(until, Event::Expire { site, life });
+        }
+        for client in self.clients_of(site) {
+            let Some(live) = self.clients[client].filter(|live| live.life == life && live.held)
+            else {
+                continue;
+            };
+            self.oracle.released(live.number, None);
+            self.clients[client] = None;
+            self.think(client);
+            if alive && self.member(site).is_some() {
+                let release = Input::Release { claim: live.claim, part: None };
+                self.place(site).pending.push(release);
+            }
+        }
+        if alive {
+            self.schedule(self.now + BEAT, Event::Expire { site, life });
+        }
+    }
+
+    /// Everything was asked for, and nobody has had anything to do for a while.
+    fn is_over(&mut self) -> bool {
+        let idle = self.remaining == 0 && self.clients.iter().all(Option::is_none);
+        if !idle {
+            self.quiet = None;
+        } else if self.quiet.is_none() {
+            self.quiet = Some(self.now);
+        }
+        let rested = self.quiet.is_some_and(|since| self.now > since + 15 * LEASE);
+        rested
+            || self.remaining == 0 && self.now > self.last_claim + 300 * LEASE
+            || self.now > self.last_claim + 2_000 * LEASE
+    }
+
+    fn finish(mut self) -> Report {
+        let living = || self.places.iter().filter_map(|place| place.member.as_ref());
+        let restless = living().filter(|m| !m.is_at_rest() || !m.may_grant()).count();
+        let mut wrong = Vec::new();
+        if self.remaining > 0 {
+            wrong.push(("progress", "nobody could claim for a long time".to_owned()));
+        }
+        if restless > 0 {
+            wrong.push(("rest", format!("{restless} sites are not idle after the last release")));
+        }
+        if !self.store.quarantine.is_empty() {
+            wrong.push(("rest", "units are withheld for ever".to_owned()));
+        }
+        let idle: Option<Vec<Vec<Unit>>> =
+            living().map(|member| member.protocol().and_then(P::idle_units)).collect();
+        if let Some(idle) = idle.filter(|_| restless == 0) {
+            let all: u64 = self.store.plan.pools.iter().map(|units| u64::from(units.0)).sum();
+            let here = idle.iter().map(Vec::len).sum::<usize>() as u64;
+            if here != all {
+                wrong.push(("units", format!("{here} of {all} units are left")));
+            }
+        }
+        for (property, detail) in wrong {
+            self.oracle.violate(property, detail);
+        }
+        self.report.close(&self.oracle);
+        self.report
+    }
+}

@@ -1,0 +1,94 @@
+//! One site dies at any moment and may come back, and everything that can follow.
+
+use kofm_core::epoch::{Rules, Sound};
+use kofm_core::protocols::permission::Permission;
+use kofm_core::protocols::permission_lazy::PermissionLazy;
+use kofm_core::protocols::quorum::Quorum;
+use kofm_core::protocols::roaming::Roaming;
+use kofm_core::{Cluster, Demand, PoolId, Protocol};
+use kofm_sim::mortal::{Budget, Finding, explore};
+use kofm_sim::world::Script;
+
+/// Three sites, so many units, what claims ask for, how many each site makes, what goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case(pub u32, pub &'static [u32], pub [u32; 3], pub Budget);
+
+impl Case {
+    pub(crate) fn explore<P: Protocol, R: Rules>(self, limit: u64) -> Finding {
+        let Self(units, k, rounds, budget) = self;
+        let demands = k.iter().map(|&k| Demand::one(PoolId(0), k)).collect();
+        let script = Script { rounds: rounds.to_vec(), ..Script::new(3, 1, demands) };
+        explore::<P, R>(&Cluster::new(3, units), &script, budget, limit)
+    }
+
+    /// Everything is fine in so many worlds.
+    fn holds<P: Protocol>(self, states: u64) {
+        let found = self.explore::<P, Sound>(10_000_000);
+        if let Some((violation, way)) = &found.violation {
+            let (property, detail) = (violation.property, &violation.detail);
+            panic!("{} {self:?}: {property}: {detail}\n{}", P::NAME, way.join("\n"));
+        }
+        assert!(found.complete);
+        assert_eq!(found.states, states, "{} {self:?}", P::NAME);
+    }
+}
+
+/// One site dies and does not come back.
+pub(crate) const CRASH: Budget =
+    Budget { crashes: 1, restarts: 0, doubts: 0, resize: None, calm: false };
+/// One site dies and may come back without memory.
+pub(crate) const RESTART: Budget = Budget { restarts: 1, calm: true, ..CRASH };
+/// One site is believed dead and is not.
+pub(crate) const DOUBT: Budget = Budget { crashes: 0, doubts: 1, calm: true, ..CRASH };
+
+const fn resize(units: u32) -> Budget {
+    Budget { crashes: 0, resize: Some(units), ..CRASH }
+}
+
+#[test]
+fn one_site_dies() {
+    let case = Case(1, &[1], [1, 1, 0], CRASH);
+    case.holds::<Permission>(42_315);
+    case.holds::<PermissionLazy>(34_858);
+    case.holds::<Quorum>(20_314);
+    case.holds::<Roaming>(15_137);
+    Case(2, &[1, 2], [1, 1, 0], CRASH).holds::<Roaming>(45_594);
+}
+
+#[test]
+fn one_site_dies_and_comes_back() {
+    let case = Case(1, &[1], [1, 0, 0], RESTART);
+    case.holds::<Permission>(110_637);
+    case.holds::<Quorum>(98_366);
+    case.holds::<Roaming>(79_001);
+}
+
+#[test]
+fn a_pool_shrinks_while_it_is_in_use() {
+    let case = Case(2, &[1, 2], [1, 1, 0], resize(1));
+    case.holds::<Permission>(73_453);
+    case.holds::<Roaming>(14_500);
+}
+
+#[test]
+#[ignore = "two minutes; run it after a change of epochs or of a protocol"]
+fn everything_else() {
+    let restart = Case(1, &[1], [1, 1, 0], RESTART);
+    restart.holds::<Permission>(940_998);
+    restart.holds::<PermissionLazy>(783_621);
+    restart.holds::<Quorum>(672_243);
+    restart.holds::<Roaming>(572_038);
+    let doubt = Case(1, &[1], [1, 1, 0], DOUBT);
+    doubt.holds::<Permission>(377_863);
+    doubt.holds::<PermissionLazy>(329_551);
+    doubt.holds::<Quorum>(278_831);
+    doubt.holds::<Roaming>(267_702);
+    let shrink = Case(2, &[1, 2], [1, 1, 0], resize(1));
+    shrink.holds::<PermissionLazy>(62_130);
+    shrink.holds::<Quorum>(101_587);
+    let grow = Case(2, &[1, 2], [1, 1, 0], resize(3));
+    grow.holds::<Permission>(88_320);
+    grow.holds::<PermissionLazy>(76_814);
+    grow.holds::<Quorum>(116_741);
+    grow.holds::<Roaming>(19_347);
+}
