@@ -49,18 +49,18 @@ fn worlds() -> Vec<World> {
     let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
     vec![
         world("one unit", &[1], &[2, 2], &[&[1]], 135),
-        world("two units, withdraw, part", &[2], &[2, 2], pair, 17_575),
-        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 52_034),
-        world("three units", &[3], &[2, 2], any, 6_922),
-        world("two pools, withdraw", &[1, 1], &[2, 2], two, 20_083),
-        world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 57_255),
-        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 23_917),
-        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_465),
-        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 23_360),
-        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 21_117),
-        world("3 sites, three units", &[3], &[1, 1, 1], any, 33_833),
-        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 33_172),
-        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 168_081),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 16_126),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 46_632),
+        world("three units", &[3], &[2, 2], any, 6_438),
+        world("two pools, withdraw", &[1, 1], &[2, 2], two, 19_145),
+        world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 55_573),
+        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 17_811),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_416),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_581),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 18_988),
+        world("3 sites, three units", &[3], &[1, 1, 1], any, 32_485),
+        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 30_553),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 145_726),
     ]
 }
 
@@ -121,22 +121,27 @@ fn thousands_of_seeds() {
     }
 }
 
-/// Two liveness bugs of earlier versions of this protocol fell only to millions of claims.
+/// Liveness bugs of earlier versions of this protocol fell only to millions of claims; the seeds
+/// 25, 3919, 10002, 10163 and 10332, here and above, are among those that found one.
 #[test]
 fn a_million_claims() {
     let mut granted = 0;
-    for seed in 0..900 {
-        granted += clean::<Sound>(&any_setup(10_000 + seed, 1_200)).grants();
+    for seed in 10_000..10_950 {
+        granted += clean::<Sound>(&any_setup(seed, 1_200)).grants();
     }
     assert!(granted > 1_000_000, "{granted}");
 }
 
-/// `cargo test --release -p kofm-sim --test it -- --ignored roaming`
+/// `SEEDS=50000 cargo test --release -p kofm-sim --test roaming -- --ignored millions`
 #[test]
-#[ignore = "takes half an hour"]
-fn a_hundred_million_claims() {
-    for seed in 0..50_000 {
-        clean::<Sound>(&any_setup(1_000_000 + seed, 1_000));
+#[ignore = "takes half an hour with 50,000 seeds"]
+fn millions_of_claims() {
+    let number = |name, other| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(other)
+    };
+    let from: u64 = number("FROM", 1_000_000);
+    for seed in from..from + number("SEEDS", 1_000) {
+        clean::<Sound>(&any_setup(seed, 1_000));
     }
 }
 
