@@ -39,8 +39,6 @@ struct Post {
     units: i64,
     /// Units that claims were sent for.
     wanted: u32,
-    /// Units that are no longer there, though the board has not heard where they went.
-    gone: u32,
     /// Units that it said are idle.
     spare: u32,
 }
@@ -59,14 +57,12 @@ struct Place {
     site: SiteId,
     /// The claim that had it then.
     user: Option<Stamp>,
-    /// Units that the board's own site gave to that site since: they come after the claim.
-    later: u32,
 }
 
 impl Post {
     /// Units that are there and that nobody was sent for.
     fn room(&self) -> u32 {
-        self.units().saturating_sub(self.wanted).saturating_sub(self.gone)
+        self.units().saturating_sub(self.wanted)
     }
 
     fn units(&self) -> u32 {
@@ -142,20 +138,10 @@ impl Board {
         self.sort(claim);
     }
 
-    /// The same where `me`, the board's own site, has just given it.
-    pub(super) fn gave(&mut self, me: SiteId, claim: Stamp) {
-        self.moved(me, claim);
-        let places = self.sent.values_mut().flatten();
-        for place in places.filter(|place| place.site == claim.site) {
-            place.later += 1;
-        }
-    }
-
     /// A claim could not be served where it was sent to.
     pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) {
         let Some(place) = self.end(claim, site) else { return };
         let post = self.posts.entry(site).or_default();
-        post.gone += post.room().saturating_sub(place.later);
         post.spare = 0;
         if let Some(user) = place.user
             && let Some(entry) = self.users.get_mut(&(user.site, user))
@@ -179,7 +165,6 @@ impl Board {
     fn left(&mut self, site: SiteId) {
         let post = self.posts.entry(site).or_default();
         post.units -= 1;
-        post.gone = post.gone.saturating_sub(1);
         let units = post.units();
         let there = self.users.range((site, OLDEST)..=(site, YOUNGEST));
         let used: u32 = there.clone().map(|(_, user)| user.units).sum();
@@ -304,9 +289,8 @@ impl Board {
         let total: u32 = stocks.iter().map(|stock| stock.1).sum();
         // From the smallest stock that is large enough; else from the largest.
         stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
-        let idle = stocks
-            .iter()
-            .flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None, later: 0 }));
+        let idle =
+            stocks.iter().flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None }));
         if total >= count + *reserved {
             return idle.take(k).collect();
         }
@@ -315,7 +299,7 @@ impl Board {
             .map(|fit| fit.1)
             .find(|user| user.site != claim.site && self.posts[&user.site].room() >= count);
         if let Some(user) = fit {
-            let place = Place { site: user.site, user: Some(user), later: 0 };
+            let place = Place { site: user.site, user: Some(user) };
             return (0..k).map(|_| place).collect();
         }
         if self.sent.first_key_value().is_some_and(|sent| any || *sent.0 < claim) {
@@ -325,12 +309,12 @@ impl Board {
         // Nobody older is on the way, so it must not wait for anybody.
         let both = self.users.iter().find(|((site, _), user)| {
             let post = &self.posts[site];
-            *site != claim.site && user.units >= count && post.units() >= count + post.gone
+            *site != claim.site && user.units >= count && post.units() >= count
         });
         if let Some((&(site, user), _)) = both
             && !self.sent.contains_key(&claim)
         {
-            let place = Place { site, user: Some(user), later: 0 };
+            let place = Place { site, user: Some(user) };
             return (0..k).map(|_| place).collect();
         }
         let mut list: Vec<Place> = idle.take(k).collect();
@@ -347,20 +331,20 @@ impl Board {
             let Some(free) = free else { continue };
             let n = entry.free.min(*free).min(count - u32::try_from(list.len()).unwrap_or(count));
             *free -= n;
-            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user), later: 0 }));
+            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user) }));
         }
         for (site, room) in room {
             let n = room.min(count - u32::try_from(list.len()).unwrap_or(count));
-            list.extend((0..n).map(|_| Place { site, user: None, later: 0 }));
+            list.extend((0..n).map(|_| Place { site, user: None }));
         }
         // Younger ones were sent for all units: it goes first.
         for (&site, post) in others {
             let here = |place: &&Place| place.site == site;
             let before = self.sent.get(&claim).map_or(0, |sent| sent.iter().filter(here).count());
             let have = before + list.iter().filter(here).count();
-            let more = (post.units().saturating_sub(post.gone) as usize).saturating_sub(have);
+            let more = (post.units() as usize).saturating_sub(have);
             let n = more.min(k - list.len());
-            list.extend((0..n).map(|_| Place { site, user: None, later: 0 }));
+            list.extend((0..n).map(|_| Place { site, user: None }));
         }
         list
     }

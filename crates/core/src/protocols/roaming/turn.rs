@@ -314,7 +314,7 @@ impl<R: Rules> Roaming<R> {
         pool.drop_wants(claim, count);
         let scarce = match &mut pool.board {
             Some(board) => {
-                (0..count).for_each(|_| board.gave(me, claim));
+                (0..count).for_each(|_| board.moved(me, claim));
                 board.is_crowded()
             }
             None => waited,
