@@ -307,10 +307,11 @@ impl Board {
             return Vec::new();
         }
         // Nobody older is on the way, so it must not wait for anybody.
-        let both = self.users.iter().find(|((site, _), user)| {
+        let large = self.users.iter().filter(|((site, _), user)| {
             let post = &self.posts[site];
             *site != claim.site && user.units >= count && post.units() >= count
         });
+        let both = large.min_by_key(|(_, user)| user.units);
         if let Some((&(site, user), _)) = both
             && !self.sent.contains_key(&claim)
         {

@@ -346,7 +346,10 @@ impl<R: Rules> Roaming<R> {
         while pool.wanted > u64::from(pool.count()) {
             let excess = pool.wanted - u64::from(pool.count());
             let (&claim, &count) = pool.wants.last_key_value().expect("there are wants");
-            let count = u32::try_from(excess).unwrap_or(count).min(count);
+            // All of it, unless nobody older is there: units of one claim should come together.
+            let alone = pool.wants.len() == 1;
+            let some = u32::try_from(excess).unwrap_or(count).min(count);
+            let count = if alone { some } else { count };
             pool.drop_wants(claim, count);
             pool.queue.take(claim, Some(count));
             if !R::BOUNCES {
