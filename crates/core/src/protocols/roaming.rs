@@ -317,6 +317,8 @@ impl<R: Rules> Protocol for Roaming<R> {
     fn audit(&self) {
         for pool in &self.pools {
             assert_eq!(pool.queue.idle(), pool.idle.len() as u64, "idle units are counted");
+            let got: u64 = pool.got.values().map(|&got| u64::from(got)).sum();
+            assert!(got <= pool.queue.idle(), "what is kept is idle");
             assert!(pool.wanted <= u64::from(pool.count()), "every want has a unit");
             for (claim, &wants) in &pool.wants {
                 assert_eq!(wants, pool.queue.units(*claim), "wants are in the queue");

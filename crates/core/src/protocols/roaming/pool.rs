@@ -33,6 +33,8 @@ pub(super) struct Pool {
     /// What own claims are owed: asked for, and not here. Invariant: with the owned units, what is
     /// owed up to each waiting claim is as much as it asks for.
     pub(super) due: BTreeMap<Stamp, u32>,
+    /// Idle units that came for own claims which still wait. Invariant: no more than are idle.
+    pub(super) got: BTreeMap<Stamp, u32>,
     /// Own claims whose units the switchboard has not heard of, or not whether they are used.
     pub(super) news: BTreeMap<(Stamp, SiteId), u32>,
     /// Units that go to the switchboard when nobody here needs them, with the claims that they
@@ -69,6 +71,7 @@ impl Pool {
             needs: BTreeMap::new(),
             needed: 0,
             due: BTreeMap::new(),
+            got: BTreeMap::new(),
             news: BTreeMap::new(),
             homing: BTreeMap::new(),
             desk,
@@ -119,8 +122,31 @@ impl Pool {
         }
     }
 
+    /// Whether a claim gets all its units by what it asked for, without any other unit here.
+    pub(super) fn is_provided(&self, claim: Stamp, units: u32) -> bool {
+        let of = |list: &BTreeMap<Stamp, u32>| list.get(&claim).copied().unwrap_or_default();
+        of(&self.got) + of(&self.due) >= units
+    }
+
+    /// Keeps no more units for claims than there are: the oldest keep theirs.
+    pub(super) fn cut_got(&mut self) {
+        let all: u64 = self.got.values().map(|&got| u64::from(got)).sum();
+        let mut over = all.saturating_sub(self.queue.idle());
+        while over > 0
+            && let Some(mut last) = self.got.last_entry()
+        {
+            let cut = over.min(u64::from(*last.get()));
+            over -= cut;
+            *last.get_mut() -= u32::try_from(cut).expect("no more than it has");
+            if *last.get() == 0 {
+                last.remove();
+            }
+        }
+    }
+
     /// A claim waits no more.
     pub(super) fn forget_need(&mut self, claim: Stamp, units: u32) {
+        self.got.remove(&claim);
         let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
         claims.remove(&claim);
         self.needed -= u64::from(units);

@@ -58,6 +58,12 @@ impl Queue {
         self.entries.range(..stamp).map(|(&stamp, &units)| (stamp, units))
     }
 
+    /// The entries from the front on.
+    pub(super) fn behind(&self) -> impl Iterator<Item = (Stamp, u32)> + '_ {
+        let range = self.front.map(|front| self.entries.range(front..));
+        range.into_iter().flatten().map(|(&stamp, &units)| (stamp, units))
+    }
+
     /// The entries from `from` to the front: those that fit since the front was at `from`.
     pub(super) fn passed(&self, from: Option<Stamp>) -> impl Iterator<Item = Stamp> + '_ {
         let end = self.front.map_or(Bound::Unbounded, Bound::Excluded);

@@ -38,6 +38,9 @@ pub(super) struct Turn {
     letters: BTreeMap<SiteId, Letter>,
 }
 
+/// How many claims of its own a site looks behind.
+const REACH: usize = 8;
+
 #[derive(Debug, Default)]
 struct Letter {
     /// The claim that it is charged to.
@@ -153,6 +156,9 @@ impl<R: Rules> Roaming<R> {
         let mut units = part.units.iter().copied();
         for (claim, count) in part.served {
             pool.settle_due(claim, count);
+            if pool.queue.units(claim) > 0 {
+                *pool.got.entry(claim).or_default() += count;
+            }
             turn.short.push(id);
             if pool.board.is_none() {
                 let came = Came { claim, from, units: count };
@@ -272,6 +278,43 @@ impl<R: Rules> Roaming<R> {
             let spare = u32::try_from(queue.spare()).unwrap_or(u32::MAX);
             self.give(id, front, spare, turn);
         }
+        while R::PASSES
+            && let Some((stamp, units)) = self.next_to_pass(id)
+        {
+            if stamp.site == self.me {
+                self.grant(stamp, out);
+            } else {
+                self.give(id, stamp, units, turn);
+            }
+        }
+    }
+
+    /// Who may pass claims of this site that cannot have all their units yet, and do not need those
+    /// that are here: they asked for others.
+    fn next_to_pass(&self, id: PoolId) -> Option<(Stamp, u32)> {
+        let pool = &self.pools[id.index()];
+        let mut spare = pool.queue.spare();
+        for (stamp, units) in pool.queue.behind().take(REACH) {
+            let fits = u64::from(units) <= spare;
+            if spare == 0 || stamp.site != self.me {
+                return fits.then_some((stamp, units)).filter(|_| spare > 0);
+            }
+            if fits && self.may_pass(stamp, id) {
+                return Some((stamp, units));
+            }
+            if !pool.is_provided(stamp, units) {
+                return None;
+            }
+            let got = pool.got.get(&stamp).copied().unwrap_or_default();
+            spare = spare.saturating_sub(got.into());
+        }
+        None
+    }
+
+    /// Whether an own claim waits for no other pool than this one.
+    fn may_pass(&self, claim: Stamp, id: PoolId) -> bool {
+        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return false };
+        demand.pools().all(|other| other == id || self.pools[other.index()].queue.fits(claim))
     }
 
     /// Grants an own claim if all its pools allow it; gives another site what it wants.
@@ -290,9 +333,13 @@ impl<R: Rules> Roaming<R> {
         let Some(Own::Waiting(demand)) = self.claims.get(&stamp) else { return };
         let fits = |id: PoolId| self.pools[id.index()].queue.fits(stamp);
         let due = if R::ALL_POOLS { demand.pools().all(fits) } else { demand.pools().any(fits) };
-        if !due {
-            return;
+        if due {
+            self.grant(stamp, out);
         }
+    }
+
+    fn grant(&mut self, stamp: Stamp, out: &mut EffectsOf<Self>) {
+        let Some(Own::Waiting(demand)) = self.claims.get(&stamp) else { return };
         let mut units = Vec::new();
         for (id, count) in demand.parts() {
             let pool = &mut self.pools[id.index()];
@@ -300,6 +347,7 @@ impl<R: Rules> Roaming<R> {
             let taken = pool.idle.drain(..count.0 as usize);
             units.extend(taken.map(|number| Unit { pool: id, number }));
             pool.forget_need(stamp, count.0);
+            pool.cut_got();
         }
         self.claims.insert(stamp, Own::Held(units.clone()));
         out.grant_named(stamp, units);
@@ -312,6 +360,7 @@ impl<R: Rules> Roaming<R> {
         let waited = !turn.sent.contains(&(id, claim));
         pool.queue.serve(claim, count);
         pool.drop_wants(claim, count);
+        pool.cut_got();
         let scarce = match &mut pool.board {
             Some(board) => {
                 (0..count).for_each(|_| board.moved(me, claim));
@@ -419,6 +468,7 @@ impl<R: Rules> Roaming<R> {
             let came_for = pool.homing.get(&unit).copied().unwrap_or(claim);
             pool.idle.retain(|&idle| idle != unit);
             pool.queue.shrink();
+            pool.cut_got();
             pool.let_go(unit);
             let part = turn.part(pool.desk, id, claim);
             let at = part.units.partition_point(|&other| other < unit);
