@@ -10,6 +10,10 @@
 //! has as many as it needs, because units of one claim are released together, and a claim that
 //! collects from two leaves the first idle until the second comes. All others wait at the board,
 //! in order, for units that nobody was sent for: those come to the board when they are released.
+//!
+//! It counts, and does not guess: of each site, the units that it has and those that claims were
+//! sent for. Both differ from the truth only by what is on its way, and in the right direction: who
+//! sends a claim back had no unit for it when the board believed so, too.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -291,7 +295,10 @@ impl Board {
         stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
         let idle =
             stocks.iter().flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None }));
-        if total >= count + *reserved {
+        // Where many wait, what was said to be idle is often used by now, and a claim that collects
+        // from two sites leaves the first unit idle until the second comes.
+        let whole = stocks.first().is_some_and(|stock| stock.1 >= count);
+        if (whole || self.held.len() <= FEW) && total >= count + *reserved {
             return idle.take(k).collect();
         }
         let fits = self.open.range((count, OLDEST)..=(count, YOUNGEST));
@@ -350,6 +357,9 @@ impl Board {
         list
     }
 }
+
+/// While no more claims wait at the board, units of one claim are collected from several sites.
+const FEW: usize = 2;
 
 const OLDEST: Stamp = Stamp { time: 0, site: SiteId(0) };
 const YOUNGEST: Stamp = Stamp { time: u64::MAX, site: SiteId(u16::MAX) };
