@@ -50,17 +50,20 @@ fn worlds() -> Vec<World> {
     vec![
         world("one unit", &[1], &[2, 2], &[&[1]], 135),
         world("two units, withdraw, part", &[2], &[2, 2], pair, 16_118),
-        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 46_089),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 46_141),
         world("three units", &[3], &[2, 2], any, 6_438),
         world("two pools, withdraw", &[1, 1], &[2, 2], two, 19_145),
         world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 55_573),
         world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 17_811),
         world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_416),
-        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_542),
-        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 18_913),
-        world("3 sites, three units", &[3], &[1, 1, 1], any, 32_279),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_489),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 18_785),
+        world("3 sites, three units", &[3], &[1, 1, 1], any, 31_879),
         world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 30_553),
-        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 145_280),
+        world("3 sites, one unit, slots, withdraw", &[1], &[2, 2, 1], &[&[1]], 33_356),
+        world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 5_662),
+        world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 71_260),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 144_424),
     ]
 }
 

@@ -15,8 +15,6 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const TELLS: bool = true;
     /// A claim at the switchboard may wait for a younger one.
     const BEHIND_YOUNGER: bool = false;
-    /// Claims may pass others of their site that do not need what is there.
-    const PASSES: bool = true;
     /// Units that come too late for their claim are kept.
     const KEEPS_SURPLUS: bool = true;
     /// Who gives up waiting lets go of what was gathered.

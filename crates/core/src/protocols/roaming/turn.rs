@@ -278,9 +278,7 @@ impl<R: Rules> Roaming<R> {
             let spare = u32::try_from(queue.spare()).unwrap_or(u32::MAX);
             self.give(id, front, spare, turn);
         }
-        while R::PASSES
-            && let Some((stamp, units)) = self.next_to_pass(id)
-        {
+        while let Some((stamp, units)) = self.next_to_pass(id) {
             if stamp.site == self.me {
                 self.grant(stamp, out);
             } else {
