@@ -174,6 +174,7 @@ mutants! {
     NeverWantsBack: WANTS_BACK = false;
     LosesClaims: BOUNCES = false;
     NeverYields: YIELDS = false;
+    CountsOnWhatEnded: ENDS = false;
     TellsNobody: TELLS = false;
     WaitsForYounger: BEHIND_YOUNGER = true;
     DropsSurplus: KEEPS_SURPLUS = false;

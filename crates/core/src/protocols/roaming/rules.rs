@@ -9,6 +9,8 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const WANTS_BACK: bool = true;
     /// A claim that finds no unit is sent back to the switchboard.
     const BOUNCES: bool = true;
+    /// What was asked for in vain is not counted on.
+    const ENDS: bool = true;
     /// Units that a waiting claim has gathered are given to an older one.
     const YIELDS: bool = true;
     /// The switchboard hears of units that have come.

@@ -200,7 +200,9 @@ impl<R: Rules> Roaming<R> {
                 }
             }
             for (id, claim, count) in core::mem::take(&mut turn.ended) {
-                self.pools[id.index()].settle_due(claim, count);
+                if R::ENDS {
+                    self.pools[id.index()].settle_due(claim, count);
+                }
                 turn.short.push(id);
             }
             self.cover(&mut turn);
