@@ -16,7 +16,17 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
     cargo.args(["--test", "chaos", "--", "--ignored"]);
     cargo.args(["--nocapture", "as_told"]).env("KOFM_CHAOS_CLOCK", "1");
     for pair in args.chunks(2) {
-        let known = ["faults", "seed", "sites", "clients", "lease", "etcd", "only", "durability"];
+        let known = [
+            "faults",
+            "seed",
+            "sites",
+            "clients",
+            "lease",
+            "etcd",
+            "only",
+            "durability",
+            "at-once",
+        ];
         let name = pair[0].strip_prefix("--").filter(|name| known.contains(name));
         let (Some(name), [_, value]) = (name, pair) else {
             eprintln!("{HELP}");

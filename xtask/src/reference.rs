@@ -2,10 +2,9 @@
 
 use std::process::ExitCode;
 
-use kofm_core::protocols::permission::Permission;
-use kofm_core::protocols::permission_lazy::PermissionLazy;
-use kofm_core::{Cluster, Protocol, SiteId};
-use kofm_sim::seeded::{Blind, Setup, run as simulate};
+use kofm_core::{Cluster, Kind, SiteId};
+use kofm_sim::chosen::simulate;
+use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
 
 const DATA: &str = include_str!("../data/raynal-1990.csv");
@@ -23,8 +22,8 @@ pub(crate) fn run() -> ExitCode {
     let mut off = 0;
     for line in DATA.lines().filter(|line| !line.starts_with('#')).skip(1) {
         let cell = Cell::parse(line);
-        let basic = cell.measure::<Permission>(cell.reference[0], cell.reference[1]);
-        let lazy = cell.measure::<PermissionLazy>(cell.reference[2], cell.reference[3]);
+        let basic = cell.measure(Kind::Permission, cell.reference[0], cell.reference[1]);
+        let lazy = cell.measure(Kind::PermissionLazy, cell.reference[2], cell.reference[3]);
         off += u32::from(basic.off) + u32::from(lazy.off);
         let Cell { demand, sites, units, load, .. } = cell;
         println!("{demand:<8} {sites:>5} {units:>5} {load:<7} {} {}", basic.text, lazy.text);
@@ -67,7 +66,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    fn measure<P: Protocol>(&self, messages: f64, wait: f64) -> Measured {
+    fn measure(&self, kind: Kind, messages: f64, wait: f64) -> Measured {
         let long = self.demand == "long";
         let setup = Setup {
             k: (1, if long { 1 } else { self.units }),
@@ -77,7 +76,7 @@ impl<'a> Cell<'a> {
             long: if long { vec![(SiteId(0), 50.0)] } else { Vec::new() },
             ..Setup::new(Cluster::new(self.sites, self.units))
         };
-        let report = simulate::<P, _>(&setup, &mut Blind);
+        let report = simulate(kind, &setup);
         let (m, w) = (report.messages_per_grant().mean, report.wait_mean());
         let percent = |ours: f64, theirs: f64| 100.0 * (ours / theirs - 1.0);
         let (dm, dw) = (percent(m, messages), percent(w, wait));

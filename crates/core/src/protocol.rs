@@ -524,6 +524,29 @@ pub struct Profile {
     pub survives: &'static [&'static str],
 }
 
+impl Profile {
+    /// Whether it survives this fault.
+    pub const fn survives(&self, fault: &str) -> bool {
+        let mut at = 0;
+        while at < self.survives.len() {
+            if same(self.survives[at].as_bytes(), fault.as_bytes()) {
+                return true;
+            }
+            at += 1;
+        }
+        false
+    }
+}
+
+/// Whether two names are the same; `==` is not there yet when constants are computed.
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
+
 /// What a protocol shares among sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use kofm_net::api::{self, State, Submit, Want};
-use kofm_net::client::{Address, Client};
+use kofm_net::api::{self, Code, State, Submit, Want};
+use kofm_net::client::{Address, Client, ClientError};
 use kofm_net::duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -272,7 +272,7 @@ impl Queue {
 
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
-    /// The request's id
+    /// The request's id, or the name of a semaphore
     request: String,
     #[command(flatten)]
     server: Server,
@@ -281,11 +281,33 @@ pub(crate) struct Explain {
     json: bool,
 }
 
+/// What there is to explain: a P has no id, whoever waits for a semaphore waits for its head.
+enum Subject {
+    Request(Box<api::Request>),
+    Semaphore(api::Semaphore),
+}
+
 impl Explain {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let request = self
-            .server
-            .with(async |client| Ok(client.watch(&self.request, Duration::ZERO).await?))?;
+        let (name, unknown) = (self.request.as_str(), Code::UnknownRequest);
+        let subject = self.server.with(async |client| {
+            let request = client.watch(name, Duration::ZERO).await;
+            if kofm_net::config::check_name(name).is_ok()
+                && matches!(&request, Err(ClientError::Refused(it)) if it.error == unknown)
+                && let Ok(semaphore) = client.get(&format!("/v1/semaphores/{name}")).await
+            {
+                return Ok(Subject::Semaphore(semaphore));
+            }
+            Ok(Subject::Request(Box::new(request?)))
+        })?;
+        let request = match subject {
+            Subject::Request(request) => request,
+            Subject::Semaphore(it) if self.json => return print_json(&it),
+            Subject::Semaphore(it) => {
+                explain_semaphore(&it);
+                return Ok(());
+            }
+        };
         if self.json {
             return print_json(&request);
         }
@@ -302,6 +324,24 @@ impl Explain {
             println!("  {}", show_blocker(blocker));
         }
         Ok(())
+    }
+}
+
+fn explain_semaphore(it: &api::Semaphore) {
+    println!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting);
+    if let Some(head) = &it.head {
+        let owner = head.owner.as_deref().unwrap_or("somebody");
+        let (site, k, missing) = (&head.site, head.k, head.missing);
+        let waited = show_ms(head.waited_ms);
+        println!("  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}");
+        if it.waiting > 1 {
+            println!("  everybody else waits behind it, even for units that are there");
+        }
+    } else if it.waiting > 0 {
+        println!("  whose turn it is is being found out");
+    }
+    if !it.unsure.is_empty() {
+        println!("  {} may have taken more before it was lost", it.unsure.join(", "));
     }
 }
 

@@ -1,15 +1,14 @@
 //! `kofm check`: everything that can happen, within bounds.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use kofm_core::protocols::gang::Shares;
-use kofm_core::{Cluster, Demand, PoolId, Protocol, Service, SiteId, Units, Visitor};
-use kofm_sim::exhaustive::{Exploration, explore};
-use kofm_sim::fairness::{Fairness, fairness};
-use kofm_sim::groups::names_groups;
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
+use kofm_sim::chosen::{self, Found, Line};
+use kofm_sim::fairness::Fairness;
 use kofm_sim::trace::{Header, Writer};
-use kofm_sim::visit_on;
 use kofm_sim::world::Script;
 use serde_json::{Value, json};
 
@@ -111,6 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         adds: adds(args, semaphore, cluster.sites)?,
         amounts: if semaphore { demands.clone() } else { Vec::new() },
         slots: args.slots.into(),
+        endless: args.endless,
         withdraw: args.withdraw,
         partial: args.partial,
         ..Script::new(cluster.sites, args.rounds, demands)
@@ -126,8 +126,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
     let mut progress = Progress::new(args.json);
     let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
-    let run = Run { args, title, cluster: &cluster, script, file, progress: &mut progress };
-    visit_on(kind, &cluster.topology, run)
+    let mut seen = |states| progress.show(states, None, "states");
+    let found = chosen::explore(kind, &cluster, &script, args.states, &mut seen);
+    progress.clear();
+    if let (Some(file), Some((_, lines))) = (file, &found.violation) {
+        write(file, kind, &cluster, lines)?;
+    }
+    if args.json {
+        say(&format!("{}\n", document(kind, &found)));
+    } else {
+        say(&text(&title, &found, args.states));
+        say(&found.for_ever.as_ref().map_or_else(String::new, for_ever));
+        let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
+        eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
+    }
+    let lively = |again: &Fairness| again.dead.is_empty() && again.starved.is_empty();
+    if found.violation.is_none() && found.for_ever.as_ref().is_none_or(lively) {
+        Ok(())
+    } else {
+        Err(Exit::silent())
+    }
 }
 
 /// For each demand and site, a gang that it leads with the next one: the leader takes the units,
@@ -202,57 +220,14 @@ fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> 
     Ok(list.into_iter().filter(|parts| !parts.is_empty()).map(Demand::from_iter).collect())
 }
 
-struct Run<'a> {
-    args: &'a Args,
-    title: String,
-    cluster: &'a Cluster,
-    script: Script,
-    file: Option<WholeFile>,
-    progress: &'a mut Progress,
-}
-
-impl Visitor for Run<'_> {
-    type Output = Result<(), Exit>;
-
-    fn visit<P: Protocol>(self) -> Self::Output {
-        let progress = self.progress;
-        let named = names_groups::<P>(self.cluster);
-        let script = match self.cluster.groups.as_ref() {
-            Some(grouping) => Script {
-                endless: self.args.endless,
-                ..Script::of_groups(grouping, named, self.args.rounds)
-            },
-            None => self.script,
-        };
-        let seen = |states| progress.show(states, None, "states");
-        let found = explore::<P>(self.cluster, &script, self.args.states, seen);
-        let again = if self.args.endless && found.complete {
-            // All of them were seen: there are no more.
-            fairness::<P>(self.cluster, &script, !named, u32::MAX)
-        } else {
-            None
-        };
-        progress.clear();
-        if let (Some(file), Some((_, steps))) = (self.file, &found.violation) {
-            let mut file = file;
-            let broken = |error: std::io::Error| Exit::negative(format!("--trace: {error}"));
-            let header = Header::new(P::NAME, self.cluster);
-            let mut writer = Writer::new(&mut file.sink, &header).map_err(broken)?;
-            steps.iter().try_for_each(|step| writer.step(step)).map_err(broken)?;
-            writer.finish().map_err(broken)?;
-            file.finish()?;
-        }
-        if self.args.json {
-            say(&format!("{}\n", document(&found, again.as_ref())));
-        } else {
-            say(&text(&self.title, &found, self.args.states));
-            say(&again.as_ref().map_or_else(String::new, for_ever));
-            let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
-            eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
-        }
-        let lively = again.is_none_or(|again| again.dead.is_empty() && again.starved.is_empty());
-        if found.violation.is_none() && lively { Ok(()) } else { Err(Exit::silent()) }
-    }
+/// Writes the trace of a violation.
+fn write(mut file: WholeFile, kind: Kind, cluster: &Cluster, lines: &[Line]) -> Result<(), Exit> {
+    let header = Header::new(kind.name(), cluster);
+    let written = Writer::new(&mut file.sink, &header)
+        .and_then(Writer::finish)
+        .and_then(|sink| lines.iter().try_for_each(|line| writeln!(sink, "{}", line.json)));
+    written.map_err(|error| Exit::negative(format!("--trace: {error}")))?;
+    file.finish()
 }
 
 /// What goes on for ever, for people.
@@ -268,28 +243,28 @@ fn for_ever(again: &Fairness) -> String {
     }
 }
 
-fn document<P: Protocol>(found: &Exploration<P>, again: Option<&Fairness>) -> Value {
-    let violation = found.violation.as_ref().map(|(violation, steps)| {
-        let step = |step| serde_json::to_value(step).unwrap_or_default();
-        let trace: Vec<Value> = steps.iter().map(step).collect();
+fn document(kind: Kind, found: &Found) -> Value {
+    let violation = found.violation.as_ref().map(|(violation, lines)| {
+        let step = |line: &Line| serde_json::from_str(&line.json).unwrap_or_default();
+        let trace: Vec<Value> = lines.iter().map(step).collect();
         json!({"property": violation.property, "detail": violation.detail, "trace": trace})
     });
     let mut document = json!({
-        "protocol": P::NAME,
+        "protocol": kind.name(),
         "states": found.states,
         "transitions": found.transitions,
         "depth": found.depth,
         "complete": found.complete,
         "violation": violation,
     });
-    if let Some(again) = again {
+    if let Some(again) = &found.for_ever {
         document["dead_groups"] = json!(again.dead);
         document["starved_groups"] = json!(again.starved);
     }
     document
 }
 
-fn text<P: Protocol>(title: &str, found: &Exploration<P>, limit: u64) -> String {
+fn text(title: &str, found: &Found, limit: u64) -> String {
     let states = grouped(found.states);
     let Some((violation, steps)) = &found.violation else {
         return if found.complete {
@@ -305,7 +280,7 @@ fn text<P: Protocol>(title: &str, found: &Exploration<P>, limit: u64) -> String 
         steps.len()
     );
     for step in steps {
-        let _ = writeln!(text, "{}", step.text());
+        let _ = writeln!(text, "{}", step.text);
     }
     let _ = writeln!(text, "\n{}", violation.detail);
     text

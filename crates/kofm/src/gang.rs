@@ -21,7 +21,9 @@ use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::run::{GuardLink, Signals, ended, start_guard, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often a member that waits for others asks whether they are there.
+/// How long a member that waits for others waits for news of them in one call.
+const NEWS: Duration = Duration::from_secs(10);
+/// How soon it asks again whether an earlier run of its gang is over.
 const ASK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Subcommand)]
@@ -48,6 +50,9 @@ on this machine. Otherwise run this on each member's machine, against its own si
 
   s0$ kofm gang run train --as s0 -- torchrun …
   s1$ kofm gang run train --as s1 -- torchrun …
+
+Gangs of the rota, which the configuration fixes, are run in this way too; under `groups`, where
+they take turns, it is `kofm gang run rota --as SITE`, and KOFM_GANG says whose turn it is.
 
 Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
 lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
@@ -131,14 +136,7 @@ fn member(text: &str) -> Result<(String, Want), Exit> {
         Exit::new(INFEASIBLE, format!("--member {text}: write SITE=POOL:K, more pools with commas"))
     };
     let (site, demand) = text.split_once('=').ok_or_else(malformed)?;
-    let mut want = Want::new();
-    for part in demand.split(',').filter(|_| !demand.is_empty()) {
-        let (pool, units) = part.rsplit_once(':').unwrap_or((part, "1"));
-        let units: u32 = units.parse().ok().filter(|&units| units > 0).ok_or_else(malformed)?;
-        if site.is_empty() || pool.is_empty() || want.insert(pool.to_owned(), units).is_some() {
-            return Err(malformed());
-        }
-    }
+    let want = api::parse_want(demand).filter(|_| !site.is_empty()).ok_or_else(malformed)?;
     Ok((site.to_owned(), want))
 }
 
@@ -209,8 +207,8 @@ impl Run {
         if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
     }
 
-    fn env(&self, member: &str, rest: Vec<(String, String)>) -> Vec<(String, String)> {
-        let own = [("KOFM_GANG", self.name.as_str()), ("KOFM_MEMBER", member)];
+    fn env(gang: &str, member: &str, rest: Vec<(String, String)>) -> Vec<(String, String)> {
+        let own = [("KOFM_GANG", gang), ("KOFM_MEMBER", member)];
         let own = own.map(|(variable, value)| (variable.to_owned(), value.to_owned()));
         own.into_iter().chain(rest).collect()
     }
@@ -246,8 +244,7 @@ impl Run {
             request = client.wait(started.request) => request?,
             number = signals.next() => {
                 client.cancel(&id).await?;
-                let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
-                return Err(Exit::new(code, "given up; nothing is held"));
+                return Err(given_up(number));
             }
         };
         let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
@@ -287,7 +284,7 @@ impl Run {
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
         let mut crew = Crew::new();
         for (member, units) in shares {
-            let env = self.env(member, told(&lease.id, lease.fence, units));
+            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
             let guard = start_guard(&self.command, &env).await?;
             crew.add(member, guard);
             crew.until(until, ttl, self.kill_grace).await?;
@@ -339,6 +336,7 @@ impl Run {
             ttl: Some(self.ttl),
             owner: Some(self.who()),
             leave: false,
+            wait: None,
         };
         let mut signals = Signals::new()?;
         let met = self.meet(client, &mut spec, &mut signals).await;
@@ -346,7 +344,7 @@ impl Run {
             Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
             Err(exit) => Err(exit),
         };
-        spec.leave = true;
+        (spec.leave, spec.wait) = (true, None);
         // A member that does not say so is missed soon enough.
         self.join(client, &spec).await.ok();
         result
@@ -369,11 +367,23 @@ impl Run {
         let mut said = String::new();
         loop {
             let sent = Moment::now();
-            match self.join(client, spec).await {
-                Ok(joined) if joined.state == "running" => return Ok((joined, sent)),
+            let joined = tokio::select! {
+                joined = self.join(client, spec) => joined,
+                number = signals.next() => return Err(given_up(number)),
+            };
+            let left = self.wait.map(|wait| wait.saturating_sub(Moment::now().since(since)));
+            let mut pause = Duration::ZERO;
+            match joined {
+                // Its time counts from when it asked: it asks once more without waiting.
+                Ok(joined) if joined.state == "running" => match spec.wait.take() {
+                    Some(_) => continue,
+                    None => return Ok((joined, sent)),
+                },
                 Ok(joined) => {
-                    spec.run = None;
+                    // The next answer comes when there is news.
+                    spec.wait = Some(left.unwrap_or(NEWS).min(NEWS));
                     let text = match joined.missing.as_slice() {
+                        [] if joined.state == "waiting" => "waiting for its turn".to_owned(),
                         [] => "all members are there; waiting for their units".to_owned(),
                         missing => format!("waiting for {}", missing.join(", ")),
                     };
@@ -382,20 +392,17 @@ impl Run {
                         said = text;
                     }
                 }
-                Err(ClientError::Refused(error)) if error.error == Code::InUse => {}
+                Err(ClientError::Refused(error)) if error.error == Code::InUse => pause = ASK,
                 Err(error) => return Err(error.into()),
             }
-            if let Some(wait) = self.wait.filter(|&wait| Moment::now().since(since) >= wait) {
+            if let Some(wait) = self.wait.filter(|_| left == Some(Duration::ZERO)) {
                 let code = if wait.is_zero() { BUSY } else { TIMEOUT };
                 let text = format!("not started within {}", duration::show(wait));
                 return Err(Exit::new(code, text));
             }
             tokio::select! {
-                () = sleep(ASK) => {}
-                number = signals.next() => {
-                    let code = u8::try_from(128 + number).unwrap_or(u8::MAX);
-                    return Err(Exit::new(code, "given up; nothing is held"));
-                }
+                () = sleep(pause) => {}
+                number = signals.next() => return Err(given_up(number)),
             }
         }
     }
@@ -410,9 +417,10 @@ impl Run {
     ) -> Result<u8, Exit> {
         let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
         let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
-        let env = self.env(&joined.member, told(&lease, fence, &joined.units));
+        let env = Self::env(&joined.gang, &joined.member, told(&lease, fence, &joined.units));
         let mut guard = start_guard(&self.command, &env).await?;
-        let ttl = Duration::from_millis(joined.ttl_ms);
+        let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
+        let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
         guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
         let mut pause = ttl / 3;
         let mut lost = None;
@@ -430,8 +438,8 @@ impl Run {
                     let sent = Moment::now();
                     pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, self.join(client, &spec)).await {
-                        Ok(Ok(_)) => {
-                            guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
+                        Ok(Ok(joined)) => {
+                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await?;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
@@ -446,6 +454,10 @@ impl Run {
             }
         }
     }
+}
+
+fn given_up(signal: i32) -> Exit {
+    Exit::new(u8::try_from(128 + signal).unwrap_or(u8::MAX), "given up; nothing is held")
 }
 
 /// The members that run here, each under its guard.

@@ -1,12 +1,11 @@
 //! `kofm replay`: a trace again, step by step.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, Protocol, Visitor};
-use kofm_sim::trace::{self, Header};
-use kofm_sim::visit_on;
+use kofm_core::Kind;
+use kofm_sim::{chosen, trace};
 
 use crate::exit::Exit;
 use crate::output::{grouped, say};
@@ -33,27 +32,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let kind = Kind::named(&header.protocol).ok_or_else(|| {
         Exit::usage(format!("{path}: there is no protocol `{}`", header.protocol))
     })?;
-    let replay = Replay { header: &header, source, quiet: args.quiet };
-    let steps = visit_on(kind, &header.cluster.topology, replay)
+    let mut show = |step: String| {
+        if !args.quiet {
+            say(&format!("{step}\n"));
+        }
+    };
+    let steps = chosen::replay(kind, &header, &mut source, &mut show)
         .map_err(|problem| Exit::negative(format!("{path}: {problem}")))?;
     eprintln!("{} steps, all as recorded", grouped(steps));
     Ok(())
-}
-
-struct Replay<'a, R> {
-    header: &'a Header,
-    source: R,
-    quiet: bool,
-}
-
-impl<R: BufRead> Visitor for Replay<'_, R> {
-    type Output = Result<u64, String>;
-
-    fn visit<P: Protocol>(self) -> Self::Output {
-        trace::replay::<P>(self.header, self.source, |step| {
-            if !self.quiet {
-                say(&format!("{}\n", step.text()));
-            }
-        })
-    }
 }

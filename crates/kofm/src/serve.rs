@@ -1,6 +1,7 @@
 //! `kofm serve` and `kofm check-config`: one site of a cluster.
 
 use std::io;
+use std::num::NonZero;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use kofm_net::config::Config;
 use kofm_net::{Access, Site};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -88,7 +90,7 @@ impl Serve {
         let config = read(&self.config)?;
         self.log.start("info");
         allow_many_files();
-        tokio::runtime::Runtime::new()?.block_on(self.serve(config))
+        runtime()?.block_on(self.serve(config))
     }
 
     async fn serve(self, config: Config) -> Result<(), Exit> {
@@ -102,7 +104,7 @@ impl Serve {
             None => None,
         };
         let access = access(config.token_file.as_deref())?;
-        let socket = config.socket.clone();
+        let (socket, file) = (config.socket.clone(), config.clone());
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
@@ -119,7 +121,7 @@ impl Serve {
             });
         }
         notify("READY=1");
-        tokio::spawn(reload(self.config.clone(), site.config().clone()));
+        tokio::spawn(reload(self.config.clone(), file, site.clone()));
         stop_signal().await?;
         notify("STOPPING=1");
         info!("draining; a second signal ends it at once");
@@ -132,17 +134,28 @@ impl Serve {
     }
 }
 
-/// On SIGHUP the file is read again; what it changes needs a restart, and is named.
-async fn reload(path: PathBuf, running: Config) {
+/// On SIGHUP the file is read again. What it changes of pools, semaphores and gangs is changed in
+/// the whole cluster; what needs a restart is named.
+async fn reload(path: PathBuf, mut running: Config, site: Site) {
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
     while hangup.recv().await.is_some() {
         notify("RELOADING=1");
         match read(&path) {
             Ok(config) if config == running => info!("the configuration is unchanged"),
-            Ok(config) if config.table() == running.table() => {
-                warn!("addresses have changed: restart this site to use them");
+            Ok(config) => {
+                for (what, done) in site.reload(&running, &config).await {
+                    match done {
+                        Ok(()) => info!(%what, "changed"),
+                        Err(error) => error!(%what, "not changed: {error}"),
+                    }
+                }
+                running.pools.clone_from(&config.pools);
+                running.semaphores.clone_from(&config.semaphores);
+                running.gangs.clone_from(&config.gangs);
+                if config != running {
+                    warn!("more has changed than pools, semaphores and gangs: restart this site");
+                }
             }
-            Ok(_) => warn!("members or pools have changed: restart all sites to use them"),
             Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),
         }
         notify("READY=1");
@@ -158,6 +171,14 @@ pub(crate) async fn stop_signal() -> io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// One task decides everything, so a second thread helps only where there is much to read and write:
+/// a thread for every two cores. On few, passing work between threads costs more than it brings.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = (cores / 2).clamp(1, 8);
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
 /// Every client is an open file.

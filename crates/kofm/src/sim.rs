@@ -3,13 +3,12 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use kofm_core::{Kind, Protocol, Service, SiteId, Visitor};
+use kofm_core::{Kind, Service, SiteId};
+use kofm_sim::chosen;
 use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
-use kofm_sim::seeded::{self, Blind, Observer, Setup};
+use kofm_sim::seeded::Setup;
 use kofm_sim::span::{DELAY, Span};
-use kofm_sim::trace::{Header, Step, Writer};
-use kofm_sim::visit_on;
 
 use crate::exit::Exit;
 use crate::groups;
@@ -99,8 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let setup = setup(args, kind)?;
     let mut progress = Progress::new(args.json);
     let file = args.trace.as_deref().map(WholeFile::create).transpose()?;
-    let run = Run { setup: &setup, file, progress: &mut progress };
-    let report = visit_on(kind, &setup.cluster.topology, run)?;
+    let report = watched(kind, &setup, file, &mut progress)?;
     progress.clear();
     let wall = progress.elapsed();
     if args.json {
@@ -116,10 +114,24 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     if report.is_clean() { Ok(()) } else { Err(Exit::silent()) }
 }
 
+fn watched(
+    kind: Kind,
+    setup: &Setup,
+    mut file: Option<WholeFile>,
+    progress: &mut Progress,
+) -> Result<Report, Exit> {
+    let mut seen = |grants| progress.show(grants, Some(setup.requests), "grants");
+    let sink = file.as_mut().map(|file| &mut file.sink as &mut dyn std::io::Write);
+    let report = chosen::watch(kind, setup, sink, &mut seen)
+        .map_err(|error| Exit::negative(format!("--trace: {error}")))?;
+    file.map(WholeFile::finish).transpose()?;
+    Ok(report)
+}
+
 fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
     let profile = kind.profile();
     for fault in &args.faults {
-        if !profile.survives.contains(&fault.name()) {
+        if !profile.survives(fault.name()) {
             let survives = match profile.survives {
                 [] => "nothing".to_owned(),
                 names => names.join(", "),
@@ -129,6 +141,13 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
         }
+    }
+    if let Some(fault) = args.faults.iter().find(|fault| fault.needs_epochs())
+        && args.trace.is_some()
+    {
+        return Err(Exit::usage(format!(
+            "--trace: steps of a run with `{fault}` go through epochs, which no trace records"
+        )));
     }
     if profile.serves == Service::Gang && args.partial {
         return Err(Exit::usage("--partial: a share of a gang is given back whole"));
@@ -180,69 +199,6 @@ fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>
         }
     }
     Ok(factors)
-}
-
-struct Run<'a> {
-    setup: &'a Setup,
-    file: Option<WholeFile>,
-    progress: &'a mut Progress,
-}
-
-impl Visitor for Run<'_> {
-    type Output = Result<Report, Exit>;
-
-    fn visit<P: Protocol>(self) -> Self::Output {
-        let mut watch = Watch { progress: self.progress, total: self.setup.requests };
-        let Some(mut file) = self.file else {
-            return Ok(seeded::run::<P, _>(self.setup, &mut watch));
-        };
-        let broken = |error: std::io::Error| Exit::negative(format!("--trace: {error}"));
-        let header = Header::new(P::NAME, &self.setup.cluster);
-        let writer = Writer::new(&mut file.sink, &header).map_err(broken)?;
-        let mut recorder = Recorder { writer, watch, error: None };
-        let report = seeded::run::<P, _>(self.setup, &mut recorder);
-        if let Some(error) = recorder.error {
-            return Err(broken(error));
-        }
-        recorder.writer.finish().map_err(broken)?;
-        file.finish()?;
-        Ok(report)
-    }
-}
-
-/// Shows progress.
-struct Watch<'a> {
-    progress: &'a mut Progress,
-    total: u64,
-}
-
-impl<P: Protocol> Observer<P> for Watch<'_> {
-    const STEPS: bool = false;
-    fn step(&mut self, step: Step<P::Message, P::Timer>) {
-        Observer::<P>::step(&mut Blind, step);
-    }
-    fn progress(&mut self, grants: u64) {
-        self.progress.show(grants, Some(self.total), "grants");
-    }
-}
-
-/// Shows progress and writes the trace.
-struct Recorder<'a, W> {
-    writer: Writer<W>,
-    watch: Watch<'a>,
-    error: Option<std::io::Error>,
-}
-
-impl<P: Protocol, W: std::io::Write> Observer<P> for Recorder<'_, W> {
-    const STEPS: bool = true;
-    fn step(&mut self, step: Step<P::Message, P::Timer>) {
-        if self.error.is_none() {
-            self.error = self.writer.step(&step).err();
-        }
-    }
-    fn progress(&mut self, grants: u64) {
-        Observer::<P>::progress(&mut self.watch, grants);
-    }
 }
 
 /// The report for people.

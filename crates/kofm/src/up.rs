@@ -42,7 +42,7 @@ impl Up {
             return Err(Exit::new(USAGE, "--sites is a number from 1 to 100"));
         }
         allow_many_files();
-        tokio::runtime::Runtime::new()?.block_on(self.serve(pools))
+        crate::serve::runtime()?.block_on(self.serve(pools))
     }
 
     async fn serve(self, pools: BTreeMap<String, PoolConfig>) -> Result<(), Exit> {

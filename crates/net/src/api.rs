@@ -393,9 +393,12 @@ pub struct PutGang {
     pub members: GangMembers,
 }
 
+/// What each member of a gang needs, by its site.
+pub type Members = BTreeMap<String, Want>;
+
 /// Members of a gang: `{"s0":{"gpu":1}}`, or `[{"site":"s0","want":{"gpu":1}}]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GangMembers(pub BTreeMap<String, Want>);
+pub struct GangMembers(pub Members);
 
 impl<'de> Deserialize<'de> for GangMembers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -492,6 +495,10 @@ pub struct JoinGang {
     /// The member is done, or gives up.
     #[serde(default)]
     pub leave: bool,
+    /// How long to wait for news before the answer, while the gang does not run. Default not at
+    /// all.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
 }
 
 /// Where a member of a gang stands.
@@ -503,7 +510,8 @@ pub struct Joined {
     pub member: String,
     /// The run that it takes part in.
     pub run: String,
-    /// `gathering` while members are missing, `queued`, `running` or `done`.
+    /// `gathering` while members are missing, `queued`, `running` or `done`; in the rota `waiting`
+    /// before `running`.
     pub state: String,
     /// Members that are not there.
     pub missing: Vec<String>,
@@ -515,6 +523,8 @@ pub struct Joined {
     pub lease: Option<String>,
     /// How long the member may be silent.
     pub ttl_ms: u64,
+    /// How long it may go on working without another word, counted from when it asked.
+    pub expires_in_ms: u64,
 }
 
 impl Joined {
@@ -529,6 +539,7 @@ impl Joined {
             fence: None,
             lease: None,
             ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+            expires_in_ms: 0,
         }
     }
 }
@@ -546,14 +557,17 @@ pub fn shares(
     members.iter().map(|(member, want)| (member.clone(), share(want))).collect()
 }
 
-/// What sites tell each other of a gang; without members it was removed.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct GangEntry {
-    pub name: String,
-    pub members: BTreeMap<String, Want>,
-    /// The newest counts, of two that are the same that of the larger site.
-    pub version: u64,
-    pub by: SiteId,
+/// What a member of a gang needs, written `POOL:K,POOL`; nothing of it where that makes no sense.
+pub fn parse_want(text: &str) -> Option<Want> {
+    let mut want = Want::new();
+    for part in text.split(',').filter(|_| !text.is_empty()) {
+        let (pool, units) = part.rsplit_once(':').unwrap_or((part, "1"));
+        let units = units.parse().ok().filter(|&units: &u32| units > 0)?;
+        if pool.is_empty() || want.insert(pool.to_owned(), units).is_some() {
+            return None;
+        }
+    }
+    Some(want)
 }
 
 /// What the site where members meet is told.
@@ -567,6 +581,8 @@ pub(crate) struct JoinCall {
     pub ttl: Duration,
     pub owner: Option<String>,
     pub leave: bool,
+    /// Answer when there is news, and not before.
+    pub wait: bool,
 }
 
 /// An error of the API. What it says is definite: nothing was changed, unless its text says so.
@@ -679,7 +695,13 @@ pub(crate) enum Call {
     },
     Semaphores,
     Gangs,
-    PutGang(GangEntry),
+    /// Gangs of the rota that somebody here waits or works for.
+    Rota,
+    /// Makes a gang or gives it other members; without any it is removed.
+    SetGang {
+        name: String,
+        members: Members,
+    },
     /// A member of a gang says that it is there, or done.
     Join(JoinCall),
     /// What happened after so many events, or the next thing that happens within `wait`.
@@ -731,7 +753,8 @@ pub(crate) enum Answer {
     History(Vec<Happening>),
     Taken(Taken),
     Semaphores(Vec<SemaphoreShare>),
-    Gangs(Vec<GangEntry>),
+    Gangs(BTreeMap<String, Members>),
+    Rota(Vec<(String, bool)>),
     Joined(Box<Joined>),
     /// How many happened up to the last of these, and these.
     Events {

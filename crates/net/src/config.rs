@@ -13,8 +13,8 @@ use kofm_core::{Cluster, Kind, PoolId, Service, SiteId};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::api::OnExpiry;
-use crate::engine::runs_in_a_site;
+use crate::api::{Members, OnExpiry};
+use crate::engine::{runs_in_a_site, serves_rota};
 
 /// Sites in a cluster.
 pub const MAX_SITES: usize = 1000;
@@ -50,6 +50,10 @@ pub struct Config {
     pub pools: BTreeMap<String, PoolConfig>,
     /// The semaphores, by name. A pool may have the same one.
     pub semaphores: BTreeMap<String, SemaphoreConfig>,
+    /// The gangs, by name.
+    pub gangs: BTreeMap<String, Members>,
+    /// Gangs that take turns by the papers' algorithm, fixed for the life of the cluster.
+    pub rota: Option<RotaConfig>,
     /// How long a site may grant after it last reached a majority of the members, or etcd. Client
     /// leases end with it, and what a dead site gave away comes back after it.
     pub site_lease: Duration,
@@ -61,6 +65,22 @@ pub struct Config {
     /// The numbers of the members, where the cluster has given them; otherwise their places.
     pub(crate) numbers: BTreeMap<String, SiteId>,
 }
+
+/// Gangs that share members and take turns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RotaConfig {
+    /// How they do.
+    pub protocol: Kind,
+    /// What each site needs to work, each of which one site at a time can have.
+    pub needs: BTreeMap<String, Vec<String>>,
+    /// The sites of each gang.
+    pub gangs: BTreeMap<String, Vec<String>>,
+}
+
+/// What is joined where the gangs of a rota take turns, whichever comes next.
+pub(crate) const ROTA: &str = "rota";
+/// Gangs of a rota at most.
+const MAX_ROTA: usize = 1_000;
 
 /// One semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,6 +213,8 @@ impl Config {
             token_file: None,
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),
+            gangs: BTreeMap::new(),
+            rota: None,
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
             durability: Durability::None,
@@ -220,7 +242,7 @@ impl Config {
         // With etcd, sites come and go.
         let fixed = self.etcd.is_empty();
         let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
-        let text = format!("{names:?}{:?}", self.site_lease);
+        let text = format!("{names:?}{:?}{:?}", self.site_lease, self.rota);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -239,8 +261,11 @@ impl Config {
     }
 }
 
+/// Members of a gang at most.
+pub(crate) const MAX_GANG: usize = 64;
+
 /// What may stand at the top of a file.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 16] = [
     "cluster",
     "site",
     "members",
@@ -251,6 +276,8 @@ const KEYS: [&str; 14] = [
     "token_file",
     "pools",
     "semaphores",
+    "gangs",
+    "rota",
     "protocol",
     "site_lease",
     "etcd",
@@ -328,7 +355,131 @@ impl Reader<'_> {
         self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
         self.semaphores(table, &mut config);
+        self.gangs(table, &mut config);
+        self.rota(table, &mut config);
         config
+    }
+
+    fn rota(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(rota) = self.table(table, "rota") else { return };
+        let span = span_of(table, "rota");
+        self.unknown_keys(rota, &["protocol", "needs", "gangs"], "rota");
+        let protocol = self.string(rota, "protocol");
+        let protocol = protocol.as_deref().unwrap_or(Kind::GroupsHungry.name());
+        let Some(protocol) = Kind::named(protocol).filter(|&kind| serves_rota(kind)) else {
+            let text = "the protocol of a rota is groups or groups-hungry";
+            return self.wrong(span_of(rota, "protocol"), text);
+        };
+        let needs = self.lists(rota, "needs");
+        let gangs = self.lists(rota, "gangs");
+        if !config.etcd.is_empty() {
+            return self.wrong(span, "a rota is fixed, and with etcd sites come and go");
+        }
+        if gangs.is_empty() || gangs.len() > MAX_ROTA {
+            let text =
+                format!("write [rota.gangs] and NAME = [\"SITE\", …], 1 to {MAX_ROTA} of them");
+            return self.wrong(span, text);
+        }
+        for site in needs.keys().chain(gangs.values().flatten()) {
+            if !config.members.contains_key(site) {
+                let text = format!("rota: there is no site `{site}`");
+                self.wrong(span.clone(), text);
+            }
+        }
+        for (name, members) in &gangs {
+            if name == ROTA || config.gangs.contains_key(name) {
+                self.wrong(span.clone(), format!("rota: the name `{name}` is taken"));
+            }
+            if let Err(text) = check_name(name) {
+                self.wrong(span.clone(), text);
+            }
+            let mut taken = BTreeMap::new();
+            for (i, site) in members.iter().enumerate() {
+                if members[..i].contains(site) {
+                    let text = format!("rota: gang `{name}` names `{site}` twice");
+                    self.wrong(span.clone(), text);
+                }
+                for resource in needs.get(site).into_iter().flatten() {
+                    if let Some(other) = taken.insert(resource, site) {
+                        let text = format!(
+                            "rota: `{other}` and `{site}` of gang `{name}` both need `{resource}`: \
+                             they can never work together"
+                        );
+                        self.wrong(span.clone(), text);
+                    }
+                }
+            }
+            if members.is_empty() {
+                self.wrong(span.clone(), format!("rota: gang `{name}` has no members"));
+            }
+        }
+        config.rota = Some(RotaConfig { protocol, needs, gangs });
+    }
+
+    /// Lists of names, each under a name.
+    fn lists(&mut self, table: &Table<'_>, key: &str) -> BTreeMap<String, Vec<String>> {
+        let mut lists = BTreeMap::new();
+        for (name, value) in self.table(table, key).into_iter().flatten() {
+            let items = value.get_ref().as_array().map(|items| {
+                let texts = items.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
+                texts.collect::<Option<Vec<String>>>()
+            });
+            match items.flatten() {
+                Some(items) => drop(lists.insert(name.get_ref().to_string(), items)),
+                None => self.wrong(value.span(), "write a list of names: [\"a\", \"b\"]"),
+            }
+        }
+        lists
+    }
+
+    fn gangs(&mut self, table: &Table<'_>, config: &mut Config) {
+        for (name, value) in self.table(table, "gangs").into_iter().flatten() {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let name = name.get_ref();
+            let Some(list) = value.get_ref().as_table() else {
+                let text = format!("write [gangs.{name}], and SITE = \"POOL:K\" for each member");
+                self.wrong(value.span(), text);
+                continue;
+            };
+            let mut members = Members::new();
+            let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+            for (site, value) in list {
+                let want = value.get_ref().as_str().and_then(crate::api::parse_want);
+                let Some(want) = want else {
+                    let text = "what a member needs is written \"POOL:K\", more with commas";
+                    self.wrong(value.span(), text);
+                    continue;
+                };
+                // With etcd, sites come and go.
+                if config.etcd.is_empty() && !config.members.contains_key(site.get_ref().as_ref()) {
+                    let text = format!("gang `{name}`: there is no site `{}`", site.get_ref());
+                    self.wrong(site.span(), text);
+                }
+                for (pool, units) in &want {
+                    *sums.entry(pool.clone()).or_default() += u64::from(*units);
+                }
+                members.insert(site.get_ref().to_string(), want);
+            }
+            for (pool, sum) in sums {
+                let text = match config.pools.get(&pool) {
+                    None => format!("gang `{name}`: there is no pool `{pool}`"),
+                    Some(it) if u64::from(it.units) < sum => format!(
+                        "gang `{name}`: its members ask for {sum} units of pool `{pool}` together, \
+                         which has {}",
+                        it.units
+                    ),
+                    Some(_) => continue,
+                };
+                self.wrong(value.span(), text);
+            }
+            if list.is_empty() || list.len() > MAX_GANG {
+                let text = format!("gang `{name}`: a gang has 1 to {MAX_GANG} members");
+                self.wrong(value.span(), text);
+            }
+            config.gangs.insert(name.to_string(), members);
+        }
     }
 
     fn semaphores(&mut self, table: &Table<'_>, config: &mut Config) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kofm_core::epoch::Survey;
 use kofm_core::{
     Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Head, Input, Kind, PeerFault,
-    PoolId, Protocol, Rejection, SiteId, Stamp, Unit, Visitor, step,
+    PoolId, Protocol, Rejection, Service, SiteId, Stamp, Unit, Visitor, step,
 };
 
 /// What enters an engine.
@@ -79,10 +79,21 @@ pub(crate) fn start(
     runs_in_a_site(kind).then(|| kind.visit(Start { me, cluster, reborn }))
 }
 
+/// The engine for the groups of a rota; `None` where the protocol has no groups.
+pub(crate) fn rota(kind: Kind, me: SiteId, cluster: &Cluster) -> Option<Box<dyn Engine>> {
+    serves_rota(kind).then(|| kind.visit(Start { me, cluster, reborn: false }))
+}
+
+/// Whether a rota may be run by it.
+pub(crate) fn serves_rota(kind: Kind) -> bool {
+    let profile = kind.profile();
+    profile.serves == Service::Group && !profile.as_printed
+}
+
 /// Whether it heals by itself from anything: lost messages and peers without memory are faults like
 /// others to it.
 pub(crate) fn heals(kind: Kind) -> bool {
-    kind.profile().survives.contains(&"arbitrary-start")
+    kind.profile().survives("arbitrary-start")
 }
 
 /// The engine for a protocol as an epoch begins.

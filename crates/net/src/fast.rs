@@ -126,6 +126,7 @@ impl FastAnswer {
                 | Answer::Taken(_)
                 | Answer::Semaphores(_)
                 | Answer::Gangs(_)
+                | Answer::Rota(_)
                 | Answer::Joined(_)
                 | Answer::Events { .. },
             ) => Self::Done,

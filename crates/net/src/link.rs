@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::random;
-use crate::session::{ACK_EVERY, Arrival, Broken, Session};
+use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
 use crate::wire::{
     Call, Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError,
 };
@@ -53,6 +53,8 @@ pub(crate) enum Payload {
     Answer { number: u64, body: Vec<u8> },
     /// The epoch changes.
     Change { message: Vec<u8> },
+    /// The rota that began with this epoch speaks.
+    Rota { since: u64, clock: Clock, message: Vec<u8> },
 }
 
 /// What links tell the site.
@@ -200,7 +202,8 @@ impl Mesh {
     pub(crate) fn reborn(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::SeqCst);
         for link in self.all_links() {
-            link.restart();
+            let peer = link.lock().session.peer();
+            link.restart(peer);
         }
         self.count_standing();
     }
@@ -339,7 +342,8 @@ impl Mesh {
             connection.send(&Frame::Refuse(refuse.clone())).await?;
             return Err(LinkError::Refuses(refuse.text));
         }
-        connection.number = self.bind(link, &hello)?;
+        connection.number = link.take_say();
+        self.bind(link, &hello, &mut connection)?;
         connection.send(&Frame::Welcome).await?;
         match connection.greeting().await? {
             Frame::Welcome => Ok(connection),
@@ -367,6 +371,8 @@ impl Mesh {
             link.note(&refuse.text);
             return Err(LinkError::Refuses(refuse.text));
         }
+        // Of several greetings only the last may bind: the others are of the past.
+        connection.number = link.take_say();
         connection.send(&Frame::Hello(self.hello(&link))).await?;
         match connection.greeting().await? {
             Frame::Welcome => {}
@@ -376,7 +382,7 @@ impl Mesh {
             }
             frame => return Err(LinkError::unexpected(&frame)),
         }
-        connection.number = self.bind(&link, &hello)?;
+        self.bind(&link, &hello, &mut connection)?;
         connection.send(&Frame::Welcome).await?;
         Ok(Greeted::Peer(link.peer, connection))
     }
@@ -415,16 +421,16 @@ impl Mesh {
     }
 
     fn hello(&self, link: &Link) -> Hello {
-        let state = link.lock();
+        let greeting = link.lock().session.greeting(self.incarnation());
         Hello {
             oldest: VERSION,
             newest: VERSION,
             cluster: self.identity.cluster.clone(),
             from: self.identity.me,
             to: link.peer,
-            incarnation: self.incarnation(),
-            known: state.session.peer().unwrap_or(0),
-            received: state.session.received(),
+            incarnation: greeting.incarnation,
+            known: greeting.known,
+            received: greeting.received,
             table: self.identity.table,
         }
     }
@@ -446,18 +452,18 @@ impl Mesh {
         }
         // A peer that comes back without memory starts from nothing, and the site is told. One that
         // comes from the past is not talked to.
-        let old = link.lock().session.peer();
-        if let Some(old) = old.filter(|&old| old != hello.incarnation) {
-            let why = Broken::Reset { old, new: hello.incarnation };
-            if old > hello.incarnation {
-                return refuse(RefuseCode::Reset, why.to_string());
+        let visitor = link.lock().session.meet(&greeting(hello));
+        match visitor {
+            Visitor::Peer => {}
+            Visitor::Past(why) => return refuse(RefuseCode::Reset, why.to_string()),
+            Visitor::Newer(why) => {
+                link.restart(Some(hello.incarnation));
+                self.tell_reset(link, why);
             }
-            link.restart();
-            self.tell_reset(link, why);
         }
-        let expects = self.expects(hello);
         let (broken, fits) = {
             let state = link.lock();
+            let expects = state.session.expected(self.incarnation(), &greeting(hello));
             (state.broken, state.session.fits(hello.incarnation, expects))
         };
         if let Some(why) = broken {
@@ -472,20 +478,20 @@ impl Mesh {
         Ok(())
     }
 
-    /// What the peer expects of this life: of another, it has only heard of.
-    fn expects(&self, hello: &Hello) -> u64 {
-        if hello.known == self.incarnation() { hello.received } else { 0 }
-    }
-
-    /// Binds the session to a new connection, and says its number: older ones have lost their say.
-    fn bind(&self, link: &Link, hello: &Hello) -> Result<u64, LinkError> {
-        let expects = self.expects(hello);
-        let mut state = link.lock();
-        let number = link.next_connection();
+    /// Binds the session to a new connection, if no newer one has taken the say since its greeting.
+    fn bind(
+        &self,
+        link: &Link,
+        hello: &Hello,
+        connection: &mut Connection,
+    ) -> Result<(), LinkError> {
+        let mut state = link.lock_for(connection.number)?;
+        let expects = state.session.expected(self.incarnation(), &greeting(hello));
+        connection.number = link.next_connection();
         let resumed = state.session.resume(hello.incarnation, expects);
         drop(state);
         resumed.inspect_err(|&why| self.reset(link, why))?;
-        Ok(number)
+        Ok(())
     }
 
     /// The session is over: said once, to the one place that can do something about it.
@@ -652,6 +658,12 @@ impl Link {
         if *self.newest.borrow() == number { Ok(state) } else { Err(LinkError::Replaced) }
     }
 
+    /// Takes the say from all connections so far.
+    fn take_say(&self) -> u64 {
+        let _state = self.lock();
+        self.next_connection()
+    }
+
     /// Takes the say from all connections so far; called with the lock held.
     fn next_connection(&self) -> u64 {
         self.newest.send_modify(|newest| *newest += 1);
@@ -690,11 +702,13 @@ impl Link {
         true
     }
 
-    /// Forgets the session and ends the connection; the next one begins another.
-    fn restart(&self) {
+    /// Ends session and connection. The next session is with this life: an older one that is heard
+    /// of late does not get in before it.
+    fn restart(&self, incarnation: Option<u64>) {
         let mut state = self.lock();
         let trouble = state.trouble.take();
-        *state = State { session: Session::default(), up: None, broken: None, trouble };
+        let session = Session::with(incarnation);
+        *state = State { session, up: None, broken: None, trouble };
         self.next_connection();
     }
 
@@ -735,6 +749,10 @@ impl Link {
             received: self.received.load(Ordering::Relaxed),
         }
     }
+}
+
+const fn greeting(hello: &Hello) -> Greeting {
+    Greeting { incarnation: hello.incarnation, known: hello.known, received: hello.received }
 }
 
 fn accept_frame(

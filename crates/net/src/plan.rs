@@ -8,7 +8,7 @@ use kofm_core::quorums::Arbitration;
 use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
 use serde::{Deserialize, Serialize};
 
-use crate::api::OnExpiry;
+use crate::api::{Members, OnExpiry};
 use crate::config::{Config, PoolConfig, SemaphoreConfig, semaphore_protocol_named};
 use crate::engine::runs_in_a_site;
 
@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     pub pools: BTreeMap<String, PlannedPool>,
     /// The semaphores, by name.
     pub semaphores: BTreeMap<String, PlannedSemaphore>,
+    /// The gangs, by name.
+    pub gangs: BTreeMap<String, Members>,
     /// How many semaphores each protocol has had: their numbers are not used again, because sites
     /// remember what they took under them.
     pub numbered: BTreeMap<String, u16>,
@@ -127,7 +129,17 @@ impl Plan {
         for (name, semaphore) in &config.semaphores {
             plan.put_semaphore(name, semaphore);
         }
+        plan.gangs.clone_from(&config.gangs);
         plan
+    }
+
+    /// Makes a gang or gives it other members; without any it is removed.
+    pub(crate) fn put_gang(&mut self, name: String, members: Members) {
+        if members.is_empty() {
+            self.gangs.remove(&name);
+        } else {
+            self.gangs.insert(name, members);
+        }
     }
 
     /// Makes a semaphore, or makes it anew; false where there were too many.

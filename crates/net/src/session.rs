@@ -37,6 +37,51 @@ pub struct Session {
     received: u64,
     /// What the peer was last told of `received`.
     told: u64,
+    #[cfg(test)]
+    slip: Option<Slip>,
+}
+
+/// What a peer says of itself when a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Whom it believes to talk to; 0 where it has met nobody.
+    pub known: u64,
+    /// What it expects next of that one.
+    pub received: u64,
+}
+
+/// Who has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visitor {
+    /// The one that the session is with, or the first.
+    Peer,
+    /// A newer life of it: this session is over, another begins.
+    Newer(Broken),
+    /// An older life, whose last words were late. Not to be talked to.
+    Past(Broken),
+}
+
+/// A mistake that is easy to make, to see that a test notices; there is none outside tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slip {
+    /// Sends again all that was not acknowledged, and hands on what comes twice.
+    ResendsWithoutDeduplication,
+    /// What was sent is not kept for the next connection.
+    ForgetsWhatWasSent,
+    /// A new connection forgets what was not acknowledged.
+    ForgetsUnacknowledged,
+    /// A new connection goes on behind what was sent on the old one.
+    ResendsNothing,
+    /// Acknowledges one more than has come.
+    AcknowledgesAhead,
+    /// Goes on with whatever life of the peer.
+    IgnoresIncarnation,
+    /// A peer from the past is taken for a new life.
+    WelcomesThePast,
+    /// What a peer expects of an earlier life is taken for what it expects of this one.
+    IgnoresWhoIsKnown,
 }
 
 /// What to do with a message that came.
@@ -84,6 +129,11 @@ pub enum Broken {
 }
 
 impl Session {
+    /// With this incarnation of the peer and no other, where it is known.
+    pub fn with(peer: Option<u64>) -> Self {
+        Self { peer, ..Self::default() }
+    }
+
     /// The peer's incarnation; none before the first contact.
     pub const fn peer(&self) -> Option<u64> {
         self.peer
@@ -97,6 +147,44 @@ impl Session {
     /// Messages that the peer has not acknowledged.
     pub fn waiting(&self) -> usize {
         self.queue.len()
+    }
+
+    #[cfg(test)]
+    fn slips(&self, slip: Slip) -> bool {
+        self.slip == Some(slip)
+    }
+
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "in tests it is asked of the session")]
+    const fn slips(&self, _: Slip) -> bool {
+        false
+    }
+
+    /// What this life says when a connection begins.
+    pub fn greeting(&self, me: u64) -> Greeting {
+        let known = self.peer.unwrap_or(0);
+        Greeting { incarnation: me, known, received: self.received }
+    }
+
+    /// Who it is that greets.
+    pub fn meet(&self, greeting: &Greeting) -> Visitor {
+        match self.check(greeting.incarnation) {
+            Ok(()) => Visitor::Peer,
+            Err(why) => {
+                let past = self.peer > Some(greeting.incarnation);
+                if past && !self.slips(Slip::WelcomesThePast) {
+                    Visitor::Past(why)
+                } else {
+                    Visitor::Newer(why)
+                }
+            }
+        }
+    }
+
+    /// What a peer expects of the life `me`: of another, it has only heard of.
+    pub fn expected(&self, me: u64, greeting: &Greeting) -> u64 {
+        let here = greeting.known == me || self.slips(Slip::IgnoresWhoIsKnown);
+        if here { greeting.received } else { 0 }
     }
 
     fn next(&self) -> u64 {
@@ -125,7 +213,9 @@ impl Session {
     /// Whether a session with this incarnation would be the same session.
     fn check(&self, incarnation: u64) -> Result<(), Broken> {
         match self.peer {
-            Some(old) if old != incarnation => Err(Broken::Reset { old, new: incarnation }),
+            Some(old) if old != incarnation && !self.slips(Slip::IgnoresIncarnation) => {
+                Err(Broken::Reset { old, new: incarnation })
+            }
             Some(_) | None => Ok(()),
         }
     }
@@ -134,8 +224,15 @@ impl Session {
     pub fn resume(&mut self, incarnation: u64, expects: u64) -> Result<(), Broken> {
         self.fits(incarnation, expects)?;
         self.peer = Some(incarnation);
-        self.forget_before(expects);
-        self.sent = expects;
+        if !self.slips(Slip::ResendsWithoutDeduplication) {
+            self.forget_before(expects);
+        }
+        if self.slips(Slip::ForgetsUnacknowledged) {
+            self.forget_before(self.sent);
+        }
+        if !self.slips(Slip::ResendsNothing) {
+            self.sent = self.base;
+        }
         self.told = self.received;
         Ok(())
     }
@@ -146,13 +243,16 @@ impl Session {
         let index = usize::try_from(seq - self.base).ok()?;
         let payload = self.queue.get(index)?.clone();
         self.sent += 1;
+        if self.slips(Slip::ForgetsWhatWasSent) {
+            self.forget_before(self.sent);
+        }
         Some((seq, payload))
     }
 
     /// What to acknowledge; from now on the peer counts as told.
     pub fn tell(&mut self) -> u64 {
         self.told = self.received;
-        self.received
+        self.received + u64::from(self.slips(Slip::AcknowledgesAhead))
     }
 
     /// How many messages have come that the peer does not know to have arrived.
@@ -170,9 +270,10 @@ impl Session {
     }
 
     /// Message `seq` came.
-    pub const fn arrived(&mut self, seq: u64) -> Result<Arrival, Broken> {
+    pub fn arrived(&mut self, seq: u64) -> Result<Arrival, Broken> {
         if seq < self.received {
-            return Ok(Arrival::Duplicate);
+            let repeats = self.slips(Slip::ResendsWithoutDeduplication);
+            return Ok(if repeats { Arrival::New } else { Arrival::Duplicate });
         }
         if seq > self.received {
             return Err(Broken::Gap { got: seq, expected: self.received });
@@ -191,92 +292,6 @@ impl Session {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn message(n: u64) -> Bytes {
-        Bytes::copy_from_slice(&n.to_le_bytes())
-    }
-
-    #[test]
-    fn a_cut_connection_loses_and_repeats_nothing() {
-        // Two sides, and a link that is cut after every possible number of deliveries.
-        for cut in 0..12_usize {
-            let (mut a, mut b) = (Session::default(), Session::default());
-            a.resume(7, b.received()).unwrap();
-            let mut got = Vec::new();
-            for n in 0..10 {
-                a.push(message(n)).unwrap();
-            }
-            for _ in 0..cut {
-                if let Some((seq, payload)) = a.pop()
-                    && b.arrived(seq) == Ok(Arrival::New)
-                {
-                    got.push(payload);
-                }
-                if cut % 2 == 0 {
-                    a.acknowledged(b.tell()).unwrap();
-                }
-            }
-            // Sent, and lost with the connection.
-            a.pop();
-            a.resume(7, b.received()).unwrap();
-            while let Some((seq, payload)) = a.pop() {
-                assert_eq!(b.arrived(seq), Ok(Arrival::New));
-                got.push(payload);
-            }
-            a.acknowledged(b.tell()).unwrap();
-            assert_eq!(got, (0..10).map(message).collect::<Vec<_>>(), "cut after {cut}");
-            assert_eq!((a.waiting(), a.bytes), (0, 0));
-        }
-    }
-
-    #[test]
-    fn duplicates_are_dropped_and_gaps_are_the_end() {
-        let mut session = Session::default();
-        assert_eq!(session.arrived(0), Ok(Arrival::New));
-        assert_eq!(session.arrived(0), Ok(Arrival::Duplicate));
-        assert_eq!(session.arrived(2), Err(Broken::Gap { got: 2, expected: 1 }));
-    }
-
-    #[test]
-    fn another_incarnation_is_another_peer() {
-        let mut session = Session::default();
-        session.resume(1, 0).unwrap();
-        assert_eq!(session.resume(2, 0), Err(Broken::Reset { old: 1, new: 2 }));
-    }
-
-    #[test]
-    fn a_peer_that_lost_its_disk_is_noticed_by_its_numbers() {
-        let (mut a, mut b) = (Session::default(), Session::default());
-        a.push(message(0)).unwrap();
-        a.resume(1, 0).unwrap();
-        let (seq, _) = a.pop().unwrap();
-        b.arrived(seq).unwrap();
-        a.acknowledged(b.tell()).unwrap();
-        // The same number again, from nothing: it expects what it had acknowledged.
-        assert!(matches!(a.resume(1, 0), Err(Broken::Lost { .. })));
-        // And from its side: we expect what it never sent.
-        assert!(matches!(Session::default().resume(1, b.received()), Err(Broken::Lost { .. })));
-    }
-
-    #[test]
-    fn the_queue_is_bounded() {
-        let mut session = Session::default();
-        let big = Bytes::from(vec![0; MAX_BYTES]);
-        session.push(big).unwrap();
-        assert_eq!(session.push(message(1)), Err(Broken::Overflow));
-        let mut session = Session::default();
-        for _ in 0..MAX_MESSAGES {
-            session.push(Bytes::new()).unwrap();
-        }
-        assert_eq!(session.push(Bytes::new()), Err(Broken::Overflow));
-    }
-
-    #[test]
-    fn an_acknowledgement_of_what_was_not_sent_is_refused() {
-        let mut session = Session::default();
-        session.push(message(0)).unwrap();
-        assert!(session.acknowledged(1).is_err());
-    }
-}
+mod cuts;
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,7 @@ mod gangs;
 mod journal;
 mod keeper;
 mod metrics;
+mod pools;
 mod semaphores;
 mod tallies;
 mod views;
@@ -28,27 +29,25 @@ mod views;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use kofm_core::SiteId;
 use kofm_core::epoch::Record;
-use kofm_core::{PoolId, SiteId};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, PoolState, View, millis};
+use self::core::{Change, Command, Core, Doors, MAX_WATCH, Note, View, millis};
 use self::journal::Journal;
 use self::keeper::News;
 use self::tallies::Tallies;
-use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
+use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
 use crate::boottime::{Alarm, Moment};
-use crate::config::{
-    Config, Durability, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named,
-};
+use crate::config::{Config, Durability, PoolConfig};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
-use crate::plan::{Plan, PlannedPool};
+use crate::plan::Plan;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Store};
@@ -414,35 +413,6 @@ impl Site {
         Ok((list.split_off(skipped), missing))
     }
 
-    /// All pools, counted over all sites; for sites that do not answer, what they last said.
-    pub async fn pools(&self) -> Result<(Vec<api::Pool>, Vec<String>), api::Error> {
-        let (reply, answer) = oneshot::channel();
-        self.command(Command::Pools(reply)).await?;
-        let pools = answer.await.map_err(|_| stopped())?;
-        let Answer::Usage(own) = self.call(Call::Usage).await? else { return Err(nonsense()) };
-        let mut all = vec![own];
-        let mut missing = Vec::new();
-        let answers: BTreeMap<SiteId, Answer> =
-            self.ask_all(&Call::Usage).await.into_iter().collect();
-        let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
-        // What a site that departed had is kept back, and counted as such.
-        let members = self.0.view.as_ref().map(|view| view.borrow().members.clone());
-        known.retain(|peer, _| members.as_ref().is_none_or(|it| it.contains_key(peer)));
-        for peer in self.peers() {
-            match answers.get(&peer) {
-                Some(Answer::Usage(usage)) => {
-                    known.insert(peer, usage.clone());
-                }
-                _ => missing.push(self.name_of(peer)),
-            }
-            all.extend(known.get(&peer).cloned());
-        }
-        drop(known);
-        let mut list = count(pools, &all);
-        list.retain(|pool| !gangs::is_seat(&pool.name));
-        Ok((list, missing))
-    }
-
     /// The members as this site sees them.
     pub fn members(&self) -> Vec<api::Member> {
         let config = &self.0.config;
@@ -528,194 +498,6 @@ impl Site {
         answer.await.map_err(|_| stopped())
     }
 
-    /// Makes a pool, or makes it anew with other units while nobody uses it.
-    pub async fn put_pool(&self, name: &str, spec: api::PutPool) -> Result<(), api::Error> {
-        let malformed = |text| api::Error::new(Code::Malformed, text);
-        check_name(name).map_err(malformed)?;
-        let (units, names) = match spec.units {
-            api::UnitsSpec::Count(units) => (units, Vec::new()),
-            api::UnitsSpec::Names(names) => (u32::try_from(names.len()).unwrap_or(0), names),
-        };
-        if !(1..=MAX_UNITS).contains(&units) {
-            return Err(malformed(format!("units are 1 to {MAX_UNITS}")));
-        }
-        for (i, unit) in names.iter().enumerate() {
-            check_name(unit).map_err(malformed)?;
-            if names[..i].contains(unit) {
-                return Err(malformed(format!("two units have the name `{unit}`")));
-            }
-        }
-        let (reply, answer) = oneshot::channel();
-        self.command(Command::Pools(reply)).await?;
-        let pools = answer.await.map_err(|_| stopped())?;
-        let state = pools.iter().find(|pool| pool.name == name);
-        let old = state.map(|pool| &pool.config);
-        let protocol = match &spec.protocol {
-            Some(name) => protocol_named(name).map_err(malformed)?,
-            None => old.map_or_else(crate::config::default_protocol, |old| old.protocol),
-        };
-        let on_expiry = spec.on_expiry.or_else(|| old.map(|old| old.on_expiry)).unwrap_or_default();
-        let arbitration = old.and_then(|old| old.arbitration.clone());
-        let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
-        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration };
-        if self.0.view.is_some() {
-            // Which units there are may change only while nobody has one; more may come any time.
-            let moves = old.is_some_and(|old| {
-                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
-                old.protocol != protocol || named
-            });
-            if old.is_none() && pools.len() >= MAX_POOLS {
-                let text = format!("there are {MAX_POOLS} pools");
-                return Err(api::Error::new(Code::TooMany, text));
-            }
-            return self.plan(name, Some(pool), moves).await;
-        }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
-        let drained = drains.remove(name);
-        if let Some(drain) = &drained {
-            sites[0].release_request(drain).await?;
-        }
-        // The same pool with fewer units: some of them are taken out as they become free.
-        if let Some(old) = old
-            && units <= old.units
-            && (pool.names.is_empty() || pool.names == old.names)
-            && (pool.protocol, pool.on_expiry) == (old.protocol, old.on_expiry)
-        {
-            if let Some(drain) = sites[0].shrink(&sites, name, old.units, units).await? {
-                drains.insert(name.to_owned(), drain);
-            }
-            return Ok(());
-        }
-        if old.is_none() && pools.len() >= MAX_POOLS {
-            return Err(api::Error::new(Code::TooMany, format!("there are {MAX_POOLS} pools")));
-        }
-        if let Some(state) = state
-            && let Err(error) = remove_everywhere(&sites, name).await
-        {
-            // As it was before.
-            let (all, limit) = (state.config.units, state.limit);
-            if let Some(drain) = sites[0].shrink(&sites, name, all, limit).await? {
-                drains.insert(name.to_owned(), drain);
-            }
-            return Err(error);
-        }
-        // All sites have it before one of them takes a request for it.
-        for site in &sites {
-            let (reply, answer) = oneshot::channel();
-            let (name, pool) = (name.to_owned(), pool.clone());
-            site.command(Command::AddPool { name, pool, reply }).await?;
-            answer.await.map_err(|_| stopped())??;
-        }
-        for site in &sites {
-            site.command(Command::OpenPool(name.to_owned())).await?;
-        }
-        Ok(())
-    }
-
-    /// Changes a pool with the next epoch, at all sites or at none. One that is to go, or to move
-    /// to another protocol, is closed first, and changed only if nobody uses it then.
-    async fn plan(
-        &self,
-        name: &str,
-        pool: Option<PoolConfig>,
-        moves: bool,
-    ) -> Result<(), api::Error> {
-        let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
-        if moves {
-            let view = self.view();
-            let Some(old) = view.plan.pools.get(name) else {
-                let text = format!("there is no pool `{name}`");
-                return Err(api::Error::new(Code::UnknownPool, text));
-            };
-            let closed = PlannedPool { closed: true, ..old.clone() };
-            self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
-            let call = Call::IsIdle(name.to_owned());
-            let mut answers = self.ask_all(&call).await;
-            answers.push((self.0.config.me(), self.call(call).await?));
-            let idle = |site: &SiteId| {
-                let answer = answers.iter().find(|it| it.0 == *site);
-                matches!(answer, Some((_, Answer::Known(true))))
-            };
-            if !self.view().members.keys().all(idle) {
-                let open = PlannedPool { closed: false, ..old.clone() };
-                self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
-                let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
-                return Err(api::Error::new(Code::InUse, text));
-            }
-        }
-        self.next_epoch(Call::Plan { name: name.to_owned(), pool: planned }).await
-    }
-
-    /// Has the first member change the plan: one at a time, whoever asks.
-    async fn next_epoch(&self, call: Call) -> Result<(), api::Error> {
-        let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
-        let first = self.view().members.keys().next().copied();
-        let changed = match first.filter(|&first| first != self.0.config.me()) {
-            Some(first) => self.ask(first, call, patience).await,
-            None => self.call(call).await,
-        };
-        changed?;
-        // What was changed there is seen here before it is said to be.
-        let Some(view) = &self.0.view else { return Ok(()) };
-        let epoch = self.view().epoch;
-        let here = |view: &View| view.epoch > epoch || view.granting;
-        timeout(patience, view.subscribe().wait_for(here)).await.ok();
-        Ok(())
-    }
-
-    fn view(&self) -> View {
-        self.0.view.as_ref().map(|view| view.borrow().clone()).unwrap_or_default()
-    }
-
-    /// Removes a pool that nobody uses.
-    pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
-        if self.0.view.is_some() {
-            return self.plan(name, None, true).await;
-        }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
-        if let Some(drain) = drains.remove(name) {
-            sites[0].release_request(&drain).await?;
-        }
-        remove_everywhere(&sites, name).await
-    }
-
-    /// Takes units out of a pool of `all`, so that `left` stay. Says which request keeps them.
-    async fn shrink(
-        &self,
-        sites: &[Self],
-        name: &str,
-        all: u32,
-        left: u32,
-    ) -> Result<Option<String>, api::Error> {
-        for site in sites {
-            site.command(Command::LimitPool { name: name.to_owned(), limit: left }).await?;
-        }
-        if left == all {
-            return Ok(None);
-        }
-        let want = [(name.to_owned(), all - left)].into();
-        let owner = Some("kofm".to_owned());
-        let reason = Some("the pool was made smaller".to_owned());
-        let spec = Submit { want, owner, reason, ..Submit::default() };
-        let request = self
-            .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
-            .await?;
-        Ok(Some(request.id))
-    }
-
-    fn together(&self) -> Result<Vec<Self>, api::Error> {
-        let sites = self.0.together.get().into_iter().flatten();
-        let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
-        if list.is_empty() {
-            let text = "what a cluster on several machines shares is fixed by its configuration; \
-                        change it at all sites and restart them";
-            return Err(api::Error::new(Code::Unsupported, text));
-        }
-        Ok(list)
-    }
-
     /// Takes on nothing more, ends what waits, and gives leases up to `patience` to end.
     pub async fn drain(&self, patience: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
@@ -778,7 +560,8 @@ impl Site {
             | Call::Ahead { .. }
             | Call::Semaphores
             | Call::Gangs
-            | Call::PutGang(_)
+            | Call::Rota
+            | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
@@ -824,7 +607,8 @@ impl Site {
             | Call::Add { .. }
             | Call::Semaphores
             | Call::Gangs
-            | Call::PutGang(_)
+            | Call::Rota
+            | Call::SetGang { .. }
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
@@ -1059,72 +843,6 @@ fn keep(
     let joinable = !config.etcd.is_empty();
     let doors = Doors { me, proposals, running, state, joinable };
     Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
-}
-
-async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
-    for site in sites {
-        let (reply, idle) = oneshot::channel();
-        site.command(Command::IsIdle { name: name.to_owned(), reply }).await?;
-        if !idle.await.map_err(|_| stopped())? {
-            let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
-            return Err(api::Error::new(Code::InUse, text));
-        }
-    }
-    let mut known = false;
-    for site in sites {
-        let (reply, removed) = oneshot::channel();
-        site.command(Command::RemovePool { name: name.to_owned(), reply }).await?;
-        known |= removed.await.map_err(|_| stopped())?;
-    }
-    if known {
-        return Ok(());
-    }
-    Err(api::Error::new(Code::UnknownPool, format!("there is no pool `{name}`")))
-}
-
-/// Counts pools over what all sites say. A unit that two of them name moved while they were
-/// asked: the larger fence is the newer.
-fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
-    let mut used: BTreeMap<&str, BTreeMap<u32, UsedUnit>> = BTreeMap::new();
-    let mut waiting: BTreeMap<&str, u64> = BTreeMap::new();
-    for usage in all.iter().flatten() {
-        *waiting.entry(&usage.pool).or_default() += usage.waiting;
-        let pool = used.entry(&usage.pool).or_default();
-        for unit in &usage.units {
-            let entry = pool.entry(unit.number).or_insert(*unit);
-            if entry.fence < unit.fence {
-                *entry = *unit;
-            }
-        }
-    }
-    let view = |PoolState { name, config, withheld, .. }: PoolState| {
-        let pool = used.get(name.as_str());
-        let withheld =
-            withheld.iter().filter(|number| pool.is_none_or(|pool| !pool.contains_key(number)));
-        let withheld = u32::try_from(withheld.count()).unwrap_or(u32::MAX);
-        // A pool that was made smaller may still have holders of units that are gone.
-        let most = usize::try_from(config.units.saturating_sub(withheld)).unwrap_or(usize::MAX);
-        let used: Vec<&UsedUnit> = pool.into_iter().flat_map(BTreeMap::values).take(most).collect();
-        let number = |which: &dyn Fn(&UsedUnit) -> bool| {
-            u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
-        };
-        let (drained, quarantined) =
-            (number(&|unit| unit.drained), number(&|unit| unit.quarantined));
-        let held = number(&|unit| !unit.drained && !unit.quarantined);
-        let units = config.units - drained;
-        api::Pool {
-            units,
-            held,
-            free: units - held - quarantined - withheld,
-            quarantined: quarantined + withheld,
-            waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
-            protocol: config.protocol.name().to_owned(),
-            on_expiry: config.on_expiry,
-            names: config.names,
-            name,
-        }
-    };
-    pools.into_iter().map(view).collect()
 }
 
 /// The site that gave an id out: `L2-…` and `R2-…` come from site 2.

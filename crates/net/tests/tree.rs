@@ -34,11 +34,15 @@ impl Drop for Cluster {
 
 impl Cluster {
     fn start(name: &str) -> Self {
+        Self::of(name, Kind::Tree)
+    }
+
+    fn of(name: &str, protocol: Kind) -> Self {
         let dir = std::env::temp_dir().join(format!("kofm-tree-{name}-{}", std::process::id()));
         let port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let members: BTreeMap<String, String> =
             (0..3).map(|i| (format!("s{i}"), format!("127.0.0.1:{}", port()))).collect();
-        let pool = PoolConfig { protocol: Kind::Tree, ..PoolConfig::new(3) };
+        let pool = PoolConfig { protocol, ..PoolConfig::new(3) };
         let config = |i: usize| {
             let mut config = Config::single(&format!("s{i}"));
             config.members.clone_from(&members);
@@ -111,6 +115,17 @@ fn a_pool_goes_on_when_a_site_dies_and_comes_back() {
         cluster.all_three(victim);
     }
     assert!(cluster.happened("peer-reborn"));
+}
+
+#[test]
+fn where_no_pool_heals_nobody_speaks_of_healing() {
+    let mut cluster = Cluster::of("others", PoolConfig::new(3).protocol);
+    cluster.all_three(0);
+    cluster.kill(2);
+    cluster.all_three(1);
+    cluster.revive(2);
+    cluster.all_three(2);
+    assert!(!cluster.happened("healing") && !cluster.happened("healed"));
 }
 
 #[test]

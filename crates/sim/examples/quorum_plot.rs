@@ -77,7 +77,7 @@ fn series() -> Vec<Series> {
 fn measure<P: Protocol>(cluster: &Cluster) -> f64 {
     let think = Span::Exponential(f64::from(cluster.sites) * 4.0 / f64::from(UNITS));
     let setup = Setup { requests: 1_000, think, ..Setup::new(cluster.clone()) };
-    let report = run::<P, _>(&setup, &mut Blind);
+    let report = run::<P>(&setup, &mut Blind);
     assert!(report.is_clean(), "{:?}", report.violations);
     report.messages_per_grant().mean
 }

@@ -41,8 +41,8 @@ fn main() {
                         continue;
                     }
                     let setup = workload(sites, units, factor, hot);
-                    let base = run::<Permission, _>(&setup, &mut Blind);
-                    let ours = run::<Roaming, _>(&setup, &mut Blind);
+                    let base = run::<Permission>(&setup, &mut Blind);
+                    let ours = run::<Roaming>(&setup, &mut Blind);
                     let cell = format!("{name} {sites} {units} {load}");
                     println!("{sites:>2} {units:>2} {load:<5} | {}", row(&base, &ours, note));
                     judge(&cell, &base, &ours, note, &mut misses);

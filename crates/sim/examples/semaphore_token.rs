@@ -44,7 +44,7 @@ fn token(sites: u16, think: Span) -> (f64, u32) {
 fn cost<P: Protocol>(sites: u16, think: Span, seed: u64) -> (f64, u32) {
     let requests = 2_000.max(u64::from(sites) * 3);
     let setup = Setup { think, requests, seed, ..Setup::new(Cluster::new(sites, 3)) };
-    let report: Report = run::<P, _>(&setup, &mut Blind);
+    let report: Report = run::<P>(&setup, &mut Blind);
     assert!(report.is_clean(), "{:?}", report.violations);
     let cost = report.messages_per_grant();
     (cost.mean, cost.max)

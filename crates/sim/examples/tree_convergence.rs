@@ -46,7 +46,11 @@ fn table<R: Rules>(each: u64, sizes: &[(u32, u32)]) -> (u64, u64) {
             for &size in sizes {
                 let mut cell = Convergence::default();
                 for seed in 0..each {
-                    cell.add(&from_anywhere::<R>(sites, shape, size, seed));
+                    let report = from_anywhere::<R>(sites, shape, size, seed);
+                    if let Some(violation) = report.violations.first() {
+                        println!("{sites} {shape:?} {size:?}, seed {seed}: {violation:?}");
+                    }
+                    cell.add(&report);
                 }
                 row(sites, shape, size, &cell);
                 starts += cell.starts;

@@ -237,6 +237,8 @@ pub(crate) struct Search<'a, P: Protocol> {
     ways: Vec<(u32, u32)>,
     /// Tokens of each kind that there should be.
     expected: Vec<u32>,
+    /// Whether there are from the start, and so for ever.
+    closed: bool,
     scratch: Vec<u32>,
     out: EffectsOf<P>,
     /// Judges groups, where the protocol serves them; the members that have begun stand last in a
@@ -272,6 +274,7 @@ impl<'a, P: Protocol> Search<'a, P> {
             transitions: 0,
             ways: Vec::new(),
             expected: P::expected_tokens(cluster),
+            closed: false,
             scratch: Vec::new(),
             out: Effects::default(),
             watch,
@@ -294,6 +297,8 @@ impl<'a, P: Protocol> Search<'a, P> {
             let place = search.place(from.index(), to.index());
             row[place] = search.queues.number(numbers);
         }
+        // A listing as printed shows what clients see of its mistakes.
+        search.closed = !P::PROFILE.as_printed && search.wrong_tokens(&row).is_none();
         search.rows.add(&row, (0, Code(0)));
         search
     }
@@ -575,30 +580,37 @@ impl<'a, P: Protocol> Search<'a, P> {
         good.iter().position(|&good| !good).map(|row| self.rows.origin[row])
     }
 
-    /// Tokens of a protocol that counts them: if somebody is sure of them, they have to be there.
-    fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
+    /// A kind of token of which there are not as many as there should be: the kind, how many there
+    /// are, how many there should be.
+    fn wrong_tokens(&self, row: &[u32]) -> Option<(usize, u32, u32)> {
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
         let queues = &queues[..self.links.len()];
-        let census = || locals.iter().map(|&local| &self.facts[local as usize].census);
-        if self.expected.is_empty() || !census().any(|census| census.sure) {
-            return Ok(());
-        }
-        let mut counts = vec![0; self.expected.len()];
+        let here = locals.iter().flat_map(|&local| &self.facts[local as usize].census.tokens);
         let flying = queues.iter().flat_map(|&queue| &self.queues.items[queue as usize]);
         let flying = flying.flat_map(|&m| P::tokens_in(&self.envelopes.items[m as usize].1));
-        for kind in census().flat_map(|census| census.tokens.iter().copied()).chain(flying) {
+        let mut counts = vec![0; self.expected.len()];
+        for kind in here.copied().chain(flying) {
             counts[kind as usize] += 1;
         }
-        for (kind, (&found, &expected)) in counts.iter().zip(&self.expected).enumerate() {
-            if found != expected {
-                let detail = format!(
-                    "there are {found} tokens of kind {kind} instead of {expected}, \
-                     and the root has counted and is content"
-                );
-                return Err(Violation::new("tokens", detail));
-            }
+        let mut kinds = counts.into_iter().zip(&self.expected).enumerate();
+        kinds.find_map(|(kind, (found, &due))| (found != due).then_some((kind, found, due)))
+    }
+
+    /// Tokens of a protocol that counts them: from a right start they are right for ever, and from
+    /// a wrong one if somebody is sure of them.
+    fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
+        if self.expected.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let locals = &row[..self.cluster.sites as usize];
+        let sure = locals.iter().any(|&local| self.facts[local as usize].census.sure);
+        if !sure && !self.closed {
+            return Ok(());
+        }
+        let Some((kind, found, due)) = self.wrong_tokens(row) else { return Ok(()) };
+        let content = if sure { ", and the root has counted and is content" } else { "" };
+        let detail = format!("there are {found} tokens of kind {kind} instead of {due}{content}");
+        Err(Violation::new("tokens", detail))
     }
 
     /// The promises that can be judged in one world.

@@ -127,7 +127,28 @@ pub fn from_anywhere<R: Rules>(
         seed,
         ..Setup::new(Cluster { topology, ..Cluster::new(sites, units) })
     };
-    run::<Tree<R>, _>(&setup, &mut Blind)
+    run::<Tree<R>>(&setup, &mut Blind)
+}
+
+/// How often a claim was passed by younger ones, at most, in a run in which everybody asks again at
+/// once: for one unit up to all of them.
+pub fn passed<R: Rules>(sites: u16, shape: Shape, units: u32, seed: u64) -> u32 {
+    let mut rng = Rng::new(seed);
+    let spans = [Span::Exponential(1.0), Span::Uniform(0.5, 1.5), Span::Constant(1.0)];
+    let delay = spans[usize::try_from(rng.below(3)).expect("one of three")];
+    let topology = shape.tree(sites, &mut rng);
+    let setup = Setup {
+        k: (1, u32::try_from(rng.between(1, units.into())).expect("no more than the units")),
+        requests: 40 * u64::from(sites),
+        think: Span::Exponential(0.2),
+        hold: Span::Exponential(0.2),
+        delay,
+        seed,
+        ..Setup::new(Cluster { topology, ..Cluster::new(sites, units) })
+    };
+    let report = run::<Tree<R>>(&setup, &mut Blind);
+    assert!(report.is_clean(), "{setup:?}: {:?}", report.violations);
+    report.overtaken_max
 }
 
 /// What many runs from anywhere came to.
@@ -191,7 +212,7 @@ pub fn idle<R: Rules>(topology: &Topology, sites: u16, units: u32, seed: u64) ->
         seed,
         ..Setup::new(Cluster { topology: topology.clone(), ..Cluster::new(sites, units) })
     };
-    let report = run::<Tree<R>, _>(&setup, &mut Blind);
+    let report = run::<Tree<R>>(&setup, &mut Blind);
     // The first of all to have thought enough asks: soon after the shortest time.
     (report.messages as f64 / QUIET, report.wait_mean())
 }

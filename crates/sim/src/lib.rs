@@ -2,8 +2,10 @@
 //!
 //! [`world`] is the cluster as a value; [`exhaustive`] tries everything that can happen in it;
 //! [`seeded`] lets one thing after another happen in virtual time, drawn from a seed; [`trace`]
-//! writes down what happened and runs it again.
+//! writes down what happened and runs it again. [`chosen`] does all that with a protocol which is
+//! chosen at run time.
 
+pub mod chosen;
 pub mod exhaustive;
 pub mod fairness;
 pub mod faults;
@@ -42,10 +44,10 @@ impl<V: Visitor> Visitor for OnTopology<V> {
     type Output = V::Output;
 
     fn visit<P: Protocol>(self) -> V::Output {
-        if self.full || P::PROFILE.gathers {
-            self.visitor.visit::<P>()
-        } else {
-            self.visitor.visit::<Routed<P>>()
+        // Asked first, so that nobody is compiled with routes who never needs them.
+        if const { !P::PROFILE.gathers } && !self.full {
+            return self.visitor.visit::<Routed<P>>();
         }
+        self.visitor.visit::<P>()
     }
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kofm_core::epoch::{
-    self, Frame, Member, MemberEffect, MemberInput, Message, Phase, Record, Report, Rules, Slip,
+    self, Frame, Member, MemberEffect, MemberInput, Message, Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
 use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units};
@@ -26,8 +26,10 @@ use crate::world::{Script, Violation};
 pub struct Budget {
     /// Sites that die.
     pub crashes: u32,
-    /// Sites that come back after that, without memory.
+    /// Sites that come back after that.
     pub restarts: u32,
+    /// Whether they remember what was granted; otherwise they come back without memory.
+    pub memory: bool,
     /// Sites that are believed dead while they live.
     pub doubts: u32,
     /// A new size of the first pool, asked for once.
@@ -62,6 +64,9 @@ pub struct Seat<P: Protocol, R: Rules> {
     pub last: u64,
     /// Claims that are live.
     pub clients: BTreeMap<Stamp, Client>,
+    /// What is written down for the next life: what clients held when the last one died, whether
+    /// or not their leases have ended since.
+    pub journal: BTreeMap<Stamp, Standing>,
 }
 
 /// What a dead life's clients still use.
@@ -69,16 +74,17 @@ pub struct Seat<P: Protocol, R: Rules> {
 struct Ghost {
     site: SiteId,
     incarnation: u64,
-    held: Vec<(Demand, Vec<Unit>)>,
+    held: Vec<(Stamp, Demand, Vec<Unit>)>,
 }
 
 /// What belongs to no site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Common {
+struct Common<R> {
     store: Arc<Record<Cluster>>,
     proposals: Vec<Arc<Record<Cluster>>>,
     ghosts: Vec<Ghost>,
     budget: Budget,
+    rules: R,
     /// The largest size that each pool ever has.
     most: Vec<Units>,
 }
@@ -91,7 +97,7 @@ pub struct World<P: Protocol, R: Rules> {
     seats: Vec<Arc<Seat<P, R>>>,
     /// Sender × sites + receiver.
     links: Vec<Arc<Queue<P>>>,
-    common: Arc<Common>,
+    common: Arc<Common<R>>,
 }
 
 /// What may happen next.
@@ -109,8 +115,10 @@ pub enum Action<T> {
     Deliver(SiteId, SiteId),
     /// A site dies.
     Crash(SiteId),
-    /// It comes back without memory; or one that was left out begins a new life.
+    /// It comes back; or one that was left out begins a new life.
     Restart(SiteId),
+    /// A new life finds no member of the last epoch alive, and offers the next.
+    Revive(SiteId),
     /// A new life asks a member to let it in.
     Join(SiteId, SiteId),
     /// The first believes that the second is dead.
@@ -131,17 +139,18 @@ pub enum Action<T> {
 
 impl<P: Protocol, R: Rules> World<P, R> {
     /// All sites in the first epoch, at rest.
-    pub fn new(cluster: &Cluster, script: &Script, budget: Budget) -> Self {
+    pub fn new(cluster: &Cluster, script: &Script, budget: Budget, rules: R) -> Self {
         let members = cluster.all().map(|site| (site, 1)).collect();
         let store = Arc::new(Record::first(members, cluster.clone()));
         let seat = |me: SiteId| Seat {
-            member: Some(Member::new(me, 1, Arc::clone(&store))),
+            member: Some(Member::new(rules, me, 1, Arc::clone(&store))),
             incarnation: 1,
             lapsed: false,
             timers: BTreeSet::new(),
             rounds: script.rounds[me.index()],
             last: 0,
             clients: BTreeMap::new(),
+            journal: BTreeMap::new(),
         };
         let sites = usize::from(cluster.sites);
         let mut most = cluster.pools.clone();
@@ -154,6 +163,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 proposals: Vec::new(),
                 ghosts: Vec::new(),
                 budget,
+                rules,
                 most,
             }),
         };
@@ -264,6 +274,14 @@ impl<P: Protocol, R: Rules> World<P, R> {
             let mut members = others().filter(|&to| self.member(to).is_some_and(is_member));
             let to = members.next().or_else(|| others().next());
             list.extend(to.map(|to| Action::Join(site, to)));
+            let lives = |(&other, &life): (&SiteId, &u64)| {
+                let there = &self.seats[other.index()];
+                there.member.is_some() && there.incarnation == life
+            };
+            let newest = record.epoch == self.common.store.epoch;
+            if newest && self.common.proposals.is_empty() && !record.members.iter().any(lives) {
+                list.push(Action::Revive(site));
+            }
             return;
         }
         if !seat.lapsed && !self.is_in_store(site, seat.incarnation) {
@@ -353,8 +371,16 @@ impl<P: Protocol, R: Rules> World<P, R> {
             }
             Action::Restart(site) => self.restart(site),
             Action::Join(site, to) => {
-                let report = Report::empty(self.seats[site.index()].incarnation);
+                let member = self.member(site).expect("only the living join");
+                let report = member.report();
                 self.change(to, epoch::Input::Join { site, report })
+            }
+            Action::Revive(site) => {
+                let member = self.member(site).expect("only the living begin anew");
+                let reports = BTreeMap::from([(site, member.report())]);
+                let next = Arc::new(member.epochs().record().revived(&reports));
+                Arc::make_mut(&mut self.common).proposals.push(next);
+                Ok(())
             }
             Action::Suspect(site, other) => {
                 let incarnation = self.seats[other.index()].incarnation;
@@ -404,9 +430,17 @@ impl<P: Protocol, R: Rules> World<P, R> {
 
     fn crash(&mut self, site: SiteId) {
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
-        let held = std::mem::take(&mut seat.clients).into_values();
-        let held =
-            held.filter_map(|client| Some((client.demand, client.held?))).collect::<Vec<_>>();
+        let clients = std::mem::take(&mut seat.clients).into_iter();
+        let held: Vec<(Stamp, Demand, Vec<Unit>)> = clients
+            .filter_map(|(claim, client)| Some((claim, client.demand, client.held?)))
+            .collect();
+        seat.journal.clear();
+        if self.common.budget.memory {
+            let standing = |(claim, demand, units): &(Stamp, Demand, Vec<Unit>)| {
+                (*claim, Standing { demand: demand.clone(), held: Some(units.clone()) })
+            };
+            seat.journal = held.iter().map(standing).collect();
+        }
         let ghost = Ghost { site, incarnation: seat.incarnation, held };
         let lapsed = std::mem::take(&mut seat.lapsed);
         seat.member = None;
@@ -423,19 +457,21 @@ impl<P: Protocol, R: Rules> World<P, R> {
         }
     }
 
-    /// A new life, without memory. Sessions with the old one are over.
+    /// A new life. Sessions with the old one are over.
     fn restart(&mut self, site: SiteId) -> Result<(), Violation> {
         let store = Arc::clone(&self.common.store);
+        let rules = self.common.rules;
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         if seat.member.is_none() {
             Arc::make_mut(&mut self.common).budget.restarts -= 1;
         }
-        if R::SLIP != Some(Slip::ReusesIncarnation) {
+        if !rules.slips(Slip::ReusesIncarnation) {
             seat.incarnation += 1;
         }
         seat.lapsed = false;
         seat.clients.clear();
-        let mut member = Member::new(site, seat.incarnation, store);
+        let claims = std::mem::take(&mut seat.journal);
+        let mut member = Member::remembering(rules, site, seat.incarnation, store, claims);
         let lease = MemberInput::Change(epoch::Input::Lease(true));
         member.step(lease, &mut Vec::new()).expect("a lease is no message");
         seat.member = Some(member);
@@ -463,7 +499,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         member.forget_fence();
         result.map_err(|fault| Violation::new("understanding", format!("{site}: {fault}")))?;
         let mut sends = Vec::new();
-        let mut departed = false;
+        let (mut departed, mut inherited) = (false, false);
         for effect in out {
             match effect {
                 MemberEffect::Send { to, mut frame, .. } => {
@@ -480,7 +516,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
                         common.proposals.push(record);
                     }
                 }
-                MemberEffect::Installed => seat.timers.clear(),
+                MemberEffect::Installed => {
+                    seat.timers.clear();
+                    inherited = true;
+                }
                 MemberEffect::Resumed => {}
                 MemberEffect::Departed => departed = true,
             }
@@ -490,6 +529,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
             seat.timers.clear();
             seat.lapsed = true;
         }
+        if inherited {
+            self.inherit(site);
+        }
         for (to, frame) in sends {
             // A session is between two lives: what is meant for an earlier one goes nowhere.
             if self.member(to).is_some() {
@@ -498,6 +540,27 @@ impl<P: Protocol, R: Rules> World<P, R> {
             }
         }
         Ok(())
+    }
+
+    /// Clients of the last life go on with this one where the epoch has confirmed what they have.
+    fn inherit(&mut self, site: SiteId) {
+        let seat = Arc::make_mut(&mut self.seats[site.index()]);
+        let Some(member) = &seat.member else { return };
+        let mut taken = Vec::new();
+        for (&claim, Standing { demand, held }) in member.claims() {
+            if held.is_some() && !seat.clients.contains_key(&claim) {
+                seat.clients.insert(claim, Client { demand: demand.clone(), held: held.clone() });
+                taken.push(claim);
+            }
+        }
+        if taken.is_empty() {
+            return;
+        }
+        let common = Arc::make_mut(&mut self.common);
+        for ghost in &mut common.ghosts {
+            ghost.held.retain(|(claim, ..)| !taken.contains(claim));
+        }
+        common.ghosts.retain(|ghost| !ghost.held.is_empty());
     }
 
     /// The promises that can be judged in one world.
@@ -518,7 +581,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 }
             }
         }
-        for (demand, named) in self.common.ghosts.iter().flat_map(|ghost| &ghost.held) {
+        for (_, demand, named) in self.common.ghosts.iter().flat_map(|ghost| &ghost.held) {
             twice = twice.or_else(|| count(demand, named));
         }
         if let Some(unit) = twice {

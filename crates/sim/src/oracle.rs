@@ -234,11 +234,16 @@ impl Oracle {
         self.claims[number as usize].over = true;
     }
 
-    /// What was violated so far is put down to faults that are still being healed.
+    /// What was violated so far is put down to faults that are still being healed. So is a fence
+    /// that is met again later: it orders grants that were made when all was right.
     pub fn forgive(&mut self) {
         self.forgiven += self.violation_count;
         self.violation_count = 0;
         self.violations.clear();
+        for view in &mut self.pools {
+            view.fence_of.fill(0);
+            view.named.iter_mut().for_each(|(_, fence)| *fence = 0);
+        }
     }
 
     /// Violations that were put down to faults.

@@ -80,28 +80,32 @@ impl Setup {
 /// Watches a run: the trace, the progress bar.
 pub trait Observer<P: Protocol> {
     /// Whether steps are wanted at all; without it none is put together.
-    const STEPS: bool;
+    fn wants_steps(&self) -> bool {
+        false
+    }
     /// A step was taken.
-    fn step(&mut self, step: Step<P::Message, P::Timer>);
+    fn step(&mut self, _step: Step<P::Message, P::Timer>) {}
     /// From time to time: how many claims were granted.
-    fn progress(&mut self, grants: u64);
+    fn progress(&mut self, _grants: u64) {}
 }
 
 /// Watches nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Blind;
 
-impl<P: Protocol> Observer<P> for Blind {
-    const STEPS: bool = false;
-    fn step(&mut self, _step: Step<P::Message, P::Timer>) {}
-    fn progress(&mut self, _grants: u64) {}
-}
+impl<P: Protocol> Observer<P> for Blind {}
 
 /// Runs to the end: all claims made, granted and released, all messages delivered. Where sites may
 /// die, they are members of epochs, and only the result is seen: see [`storm`](crate::storm).
-pub fn run<P: Protocol, O: Observer<P>>(setup: &Setup, observer: &mut O) -> Report {
-    if setup.faults.iter().any(|fault| fault.needs_epochs()) {
-        return crate::storm::run::<P, kofm_core::epoch::Sound>(setup);
+pub fn run<P: Protocol>(setup: &Setup, observer: &mut dyn Observer<P>) -> Report {
+    let epochs = setup.faults.iter().any(|fault| fault.needs_epochs());
+    // Epochs are compiled for those who can resume in one, and for nobody else.
+    if const { P::PROFILE.survives("crash") } {
+        if epochs {
+            return crate::storm::run::<P, _>(setup, kofm_core::epoch::Sound, false);
+        }
+    } else {
+        assert!(!epochs, "{} is not asked to survive what it does not claim to", P::NAME);
     }
     let mut sim = Sim::<P>::new(setup);
     sim.start();
@@ -382,7 +386,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.events.push(Reverse((at, self.sequence, place)));
     }
 
-    fn handle<O: Observer<P>>(&mut self, (at, number, place): Due, observer: &mut O) {
+    fn handle(&mut self, (at, number, place): Due, observer: &mut dyn Observer<P>) {
         self.now = at;
         let event = self.slab[place as usize].as_ref().expect("a scheduled event is kept");
         if !self.setup.faults.is_empty() {
@@ -501,14 +505,14 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     /// A client claims; where claims name a group, all its clients do.
-    fn claim<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
+    fn claim(&mut self, client: u32, observer: &mut dyn Observer<P>) {
         let Some(troupe) = self.troupe(client) else { return self.claim_one(client, observer) };
         if self.remaining >= u64::from(troupe.end - troupe.start) {
             troupe.for_each(|member| self.claim_one(member, observer));
         }
     }
 
-    fn claim_one<O: Observer<P>>(&mut self, client: u32, observer: &mut O) {
+    fn claim_one(&mut self, client: u32, observer: &mut dyn Observer<P>) {
         let site = self.home(client);
         let alone = self.troupe(client).is_none();
         let may = |cast: &mut Cast| !alone || cast.may_claim(site);
@@ -545,7 +549,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.step(site, Input::Claim { claim, demand }, observer);
     }
 
-    fn release<O: Observer<P>>(&mut self, client: u32, claim: Stamp, part: bool, observer: &mut O) {
+    fn release(&mut self, client: u32, claim: Stamp, part: bool, observer: &mut dyn Observer<P>) {
         // It may have been taken back.
         let has = |live: &Live| live.claim == claim;
         let Some(live) = self.clients[client as usize].filter(has) else { return };
@@ -562,7 +566,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.step(site, Input::Release { claim, part }, observer);
     }
 
-    fn give_up<O: Observer<P>>(&mut self, client: u32, claim: Stamp, observer: &mut O) {
+    fn give_up(&mut self, client: u32, claim: Stamp, observer: &mut dyn Observer<P>) {
         let waits = |live: &Live| live.claim == claim && !live.held;
         let Some(live) = self.clients[client as usize].filter(waits) else { return };
         self.oracle.ended(live.number);
@@ -574,9 +578,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.step(self.home(client), Input::Withdraw { claim }, observer);
     }
 
-    fn step<O: Observer<P>>(&mut self, site: SiteId, input: InputOf<P>, observer: &mut O) {
+    fn step(&mut self, site: SiteId, input: InputOf<P>, observer: &mut dyn Observer<P>) {
         self.report.events += 1;
-        let recorded = O::STEPS.then(|| input.clone());
+        let recorded = observer.wants_steps().then(|| input.clone());
         let mut out = std::mem::take(&mut self.out);
         if let (Some(upkeep), Input::Deliver { message, .. }) = (&mut self.upkeep, &input) {
             upkeep.arrived(&P::tokens_in(message));

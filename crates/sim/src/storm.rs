@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 
 use kofm_core::epoch::{
-    self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip,
+    self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
 use kofm_core::{Cluster, Demand, Effect, Input, InputOf, Protocol, SiteId, Stamp, Unit};
@@ -34,9 +34,10 @@ const RHO: f64 = 0.01;
 const EVERY: Span = Span::Exponential(300.0);
 const LASTS: Span = Span::Exponential(100.0);
 
-/// Runs to the end: all claims made, granted and released, and everything healed.
-pub fn run<P: Protocol, R: Rules>(setup: &Setup) -> Report {
-    let mut storm = Storm::<P, R>::new(setup);
+/// Runs to the end: all claims made, granted and released, and everything healed. With `memory`
+/// a site that comes back remembers what it had granted.
+pub fn run<P: Protocol, R: Rules>(setup: &Setup, rules: R, memory: bool) -> Report {
+    let mut storm = Storm::<P, R>::new(setup, rules, memory);
     storm.start();
     while let Some(Reverse((at, _, place))) = storm.events.pop() {
         storm.now = at;
@@ -49,6 +50,11 @@ pub fn run<P: Protocol, R: Rules>(setup: &Setup) -> Report {
         }
     }
     storm.finish()
+}
+
+/// Clocks are as wrong as they may be, or right.
+fn thirds(rng: &mut Rng) -> usize {
+    usize::try_from(rng.below(3)).expect("a small number")
 }
 
 enum Event<P: Protocol> {
@@ -144,6 +150,8 @@ struct Place<P: Protocol, R: Rules> {
     timers: BTreeMap<P::Timer, u64>,
     waits_for: BTreeSet<u64>,
     departed: bool,
+    /// What is written down for the next life.
+    journal: BTreeMap<Stamp, Standing>,
 }
 
 #[derive(Clone, Copy)]
@@ -157,6 +165,8 @@ struct Live {
 
 struct Storm<'a, P: Protocol, R: Rules> {
     setup: &'a Setup,
+    rules: R,
+    memory: bool,
     now: Time,
     places: Vec<Place<P, R>>,
     links: Vec<VecDeque<Parcel<P::Message>>>,
@@ -184,7 +194,7 @@ struct Storm<'a, P: Protocol, R: Rules> {
 }
 
 impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
-    fn new(setup: &'a Setup) -> Self {
+    fn new(setup: &'a Setup, rules: R, memory: bool) -> Self {
         let cluster = &setup.cluster;
         let mut seed = Rng::new(setup.seed);
         let sites = usize::from(cluster.sites);
@@ -193,9 +203,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let mut weather = seed.fork(4);
         let wrong = setup.faults.iter().any(|fault| matches!(fault, Fault::ClockRate));
         let mut place = |site: SiteId| Place {
-            member: Some(Member::new(site, 1, Arc::clone(&store))),
+            member: Some(Member::new(rules, site, 1, Arc::clone(&store))),
             life: 1,
-            rate: if wrong { 1.0 + RHO * (2.0 * weather.unit() - 1.0) } else { 1.0 },
+            rate: if wrong { [1.0 - RHO, 1.0, 1.0 + RHO][thirds(&mut weather)] } else { 1.0 },
             leased: false,
             paused: 0,
             heard: vec![0; sites],
@@ -206,9 +216,12 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             timers: BTreeMap::new(),
             waits_for: BTreeSet::new(),
             departed: false,
+            journal: BTreeMap::new(),
         };
         Self {
             setup,
+            rules,
+            memory,
             now: 0,
             places: cluster.all().map(&mut place).collect(),
             links: (0..sites * sites).map(|_| VecDeque::new()).collect(),
@@ -339,7 +352,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             Event::Beat { site } => self.beat(site),
             Event::Renew { site, life, epoch, sent } => self.renew(site, life, epoch, sent),
             Event::Renewed { site, life, sent } => {
-                self.lease(site, life, sent);
+                let slips = self.rules.slips(Slip::LeasesFromTheAnswer);
+                self.lease(site, life, if slips { self.now } else { sent });
                 self.check_lease(site);
             }
             Event::Propose { site, life, record } => {
@@ -382,6 +396,10 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     }
 
     fn draw_delay(&mut self) -> Time {
+        if self.quiet.is_some() {
+            // The weather is fine at last: nobody is suspected any more.
+            return DELAY;
+        }
         self.setup.delay.draw(&mut self.delays)
     }
 
@@ -497,10 +515,40 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 let place = self.place(site);
                 place.timers.clear();
                 place.kept.clear();
+                self.inherit(site);
                 self.wait_for_departed(site);
             }
             MemberEffect::Local(Effect::Send { .. }) | MemberEffect::Resumed => {}
             MemberEffect::Departed => self.place(site).departed = true,
+        }
+    }
+
+    /// Clients of the last life go on with this one where the epoch has confirmed what they have;
+    /// what nobody has any more is given back.
+    fn inherit(&mut self, site: SiteId) {
+        let Some(member) = self.member(site) else { return };
+        // As the epoch begins: what is granted since has its client.
+        let record = member.epochs().record();
+        let told = record.surveys.iter().flat_map(|survey| survey.of(site));
+        let held = told.filter(|(_, told)| told.held.is_some());
+        let held: Vec<Stamp> = held.map(|(claim, _)| claim).collect();
+        let life = self.places[site.index()].life;
+        let clients = self.clients_of(site);
+        for claim in held {
+            let its = |&&client: &&usize| {
+                self.clients[client].is_some_and(|live| live.claim == claim && live.held)
+            };
+            if let Some(&client) = clients.iter().find(its) {
+                if let Some(live) = &mut self.clients[client] {
+                    live.life = life;
+                }
+                continue;
+            }
+            let release = Input::Release { claim, part: None };
+            let pending = &mut self.place(site).pending;
+            if !pending.contains(&release) {
+                pending.push(release);
+            }
         }
     }
 
@@ -511,7 +559,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let life = place.life;
         let since: Vec<u64> = member.epochs().record().quarantine.keys().copied().collect();
         // T_s (1 + rho) / (1 - rho), and a little.
-        let wait = LEASE / 99 * 101 + DELAY;
+        let slips = self.rules.slips(Slip::TrustsClocks);
+        let wait = if slips { LEASE } else { LEASE / 99 * 101 + DELAY };
         for epoch in since {
             if self.place(site).waits_for.insert(epoch) {
                 let at = self.now + self.local(site, wait);
@@ -534,7 +583,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
 
     fn renew(&mut self, site: SiteId, life: u64, epoch: u64, sent: Time) {
         let member = self.store.members.get(&site) == Some(&life);
-        if member && self.store.epoch == epoch {
+        if member && self.store.epoch == epoch || self.rules.slips(Slip::RenewsTheDeparted) {
             let at = self.now + self.draw_delay();
             self.schedule(at, Event::Renewed { site, life, sent });
         } else {
@@ -631,8 +680,14 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
 
     fn crash(&mut self, site: SiteId) {
         self.end_life(site);
+        let memory = self.memory;
         let place = self.place(site);
-        place.member = None;
+        let member = place.member.take();
+        place.journal.clear();
+        if let Some(member) = member.filter(|_| memory) {
+            let held = member.claims().iter().filter(|(_, told)| told.held.is_some());
+            place.journal = held.map(|(&claim, told)| (claim, told.clone())).collect();
+        }
         place.paused = 0;
     }
 
@@ -660,13 +715,15 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     }
 
     fn begin_life(&mut self, site: SiteId) {
-        let (store, now) = (Arc::clone(&self.store), self.now);
+        let (store, now, rules) = (Arc::clone(&self.store), self.now, self.rules);
         let place = self.place(site);
-        if R::SLIP != Some(Slip::ReusesIncarnation) {
+        if !rules.slips(Slip::ReusesIncarnation) {
             place.life += 1;
         }
         let life = place.life;
-        place.member = Some(Member::new(site, life, Arc::clone(&store)));
+        let claims = std::mem::take(&mut place.journal);
+        let record = Arc::clone(&store);
+        place.member = Some(Member::remembering(rules, site, life, record, claims));
         place.leased = false;
         place.heard.fill(now);
         place.suspects = SiteSet::new();

@@ -17,6 +17,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     reports: &BTreeMap<SiteId, &Report>,
     plan: &C,
     over: u64,
+    rules: R,
 ) -> Record<C> {
     let epoch = record.epoch + 1;
     let stays = |(site, incarnation): &(&SiteId, &u64)| {
@@ -34,13 +35,14 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         .iter()
         .filter(|(site, report)| {
             let member = record.members.get(site) == Some(&report.incarnation);
-            !member && !kept(**site, report.incarnation.saturating_sub(1))
+            let kept = kept(**site, report.incarnation.saturating_sub(1));
+            !member && !kept && !rules.slips(Slip::BelievesTheDead)
         })
         .map(|(&site, report)| (site, without_books(report)))
         .collect();
     let reports: &BTreeMap<SiteId, &Report> =
         &reports.iter().map(|(site, &told)| (*site, nothing.get(site).unwrap_or(told))).collect();
-    match R::SLIP {
+    match rules.slip() {
         Some(Slip::NeverEndsQuarantine) => {}
         Some(Slip::EndsEveryQuarantine) if over > 0 => quarantine.clear(),
         _ => quarantine.retain(|&since, _| since > over),
@@ -52,7 +54,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     for report in reports.values() {
         clock.merge(report.clock);
     }
-    if R::SLIP != Some(Slip::ClocksDoNotLeap) {
+    if !rules.slips(Slip::ClocksDoNotLeap) {
         clock = Clock { time: clock.time + LEAP, fence: clock.fence + LEAP };
     }
     let mut fresh = Quarantine { sites: departed, books: Vec::new() };
@@ -68,6 +70,9 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         for kept in quarantine.values_mut().filter_map(|kept| kept.books.get_mut(number)) {
             kept.named.retain(|unit| !back.contains(unit));
         }
+        if !rules.slips(Slip::WithholdsTwice) {
+            take_back(&mut quarantine, record, reports, number);
+        }
         let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
         let kept: Vec<&Withheld> = kept.collect();
         survey.clock = clock;
@@ -76,11 +81,11 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         fresh.books.push(match survey.counts {
             // Nobody holds what was taken.
             Some(_) => Withheld::default(),
-            None => missing(&survey, cluster, &kept, named(reports, number)),
+            None => missing(&survey, cluster, &kept, &books, rules),
         });
         surveys.push(survey);
     }
-    let skips = R::SLIP == Some(Slip::SkipsQuarantine);
+    let skips = rules.slips(Slip::SkipsQuarantine);
     if !fresh.sites.is_empty() && !skips {
         quarantine.insert(epoch, fresh);
     }
@@ -108,6 +113,36 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     }
     next.surveys = surveys;
     next
+}
+
+/// Where units are only counted, what a new life brings back is not withheld for its last one any
+/// more: otherwise it would count twice, and what others may have not at all.
+fn take_back<C>(
+    quarantine: &mut BTreeMap<u64, Quarantine>,
+    record: &Record<C>,
+    reports: &BTreeMap<SiteId, &Report>,
+    number: usize,
+) {
+    for (site, report) in reports {
+        if record.members.get(site) == Some(&report.incarnation) {
+            continue;
+        }
+        let last = report.incarnation.saturating_sub(1);
+        let its = |kept: &&mut Quarantine| kept.sites.get(site) == Some(&last);
+        let Some(kept) = quarantine.values_mut().find(its) else { continue };
+        let (Some(kept), Some(book)) = (kept.books.get_mut(number), report.books.get(number))
+        else {
+            continue;
+        };
+        let held =
+            book.claims.iter().filter(|(claim, told)| claim.site == *site && told.held.is_some());
+        for (pool, units) in held.flat_map(|(_, told)| told.demand.parts()) {
+            if let Some(counted) = kept.counted.get_mut(&pool) {
+                *counted = counted.saturating_sub(units);
+            }
+        }
+        kept.counted.retain(|_, units| !units.is_zero());
+    }
 }
 
 /// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever
@@ -169,12 +204,6 @@ fn without_books(report: &Report) -> Report {
     Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
 }
 
-/// Whether the units of a protocol have names.
-fn named(reports: &BTreeMap<SiteId, &Report>, number: usize) -> bool {
-    let mut books = reports.values().filter_map(|report| report.books.get(number));
-    books.any(|book| book.idle.is_some())
-}
-
 /// What the members have.
 fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster) -> Survey {
     let mut survey = Survey::default();
@@ -192,11 +221,22 @@ fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster
 }
 
 /// What nobody has reported and nobody waits for the end of: whoever departed just now may have it.
-fn missing(survey: &Survey, cluster: &Cluster, kept: &[&Withheld], named: bool) -> Withheld {
+/// Where nobody has a book, nobody knows whether units have names, and both are out of use.
+fn missing(
+    survey: &Survey,
+    cluster: &Cluster,
+    kept: &[&Withheld],
+    books: &[(SiteId, &Book)],
+    rules: impl Rules,
+) -> Withheld {
+    let slips = rules.slips(Slip::WithholdsByNumber);
+    let named = books.iter().any(|(_, book)| book.idle.is_some()) && !slips;
     let mut missing = Withheld::default();
     for (pool, &units) in (0..).map(PoolId).zip(&cluster.pools) {
-        if named {
+        if named || books.is_empty() && !slips {
             missing.named.extend((0..units.0).map(|number| Unit { pool, number }));
+        }
+        if named {
             continue;
         }
         let known = kept.iter().map(|kept| kept.counted.get(&pool).copied().unwrap_or_default());

@@ -3,7 +3,6 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
@@ -95,7 +94,8 @@ pub enum Effect<C> {
     },
     /// No protocol takes a step from now on, until `Resume`. To be answered at once with
     /// [`Input::Frozen`]: the live claims of the clients and the idle units of the protocols, as
-    /// all effects before this one have left them.
+    /// all effects before this one have left them. A site that is no member answers with what it
+    /// would bring to [join](Message::Join).
     Freeze,
     /// Offer this to the store: it replaces the record with the epoch before, or nothing. The
     /// answer is [`Input::Decided`] with what the store then has.
@@ -146,7 +146,7 @@ pub struct Epochs<C, R = Sound> {
     told: Option<(SiteId, u64, Wish<C>)>,
     /// The change that is being made here.
     change: Option<Change<C>>,
-    rules: PhantomData<R>,
+    rules: R,
 }
 
 /// What this site wants to be different.
@@ -165,11 +165,18 @@ struct Change<C> {
     proposed: Option<Arc<Record<C>>>,
 }
 
-impl<C: Plan, R: Rules> Epochs<C, R> {
+impl<C: Plan> Epochs<C> {
     /// A site in this life, before or outside any epoch. `record` is what it knows of the store;
     /// where it is a member there, it installs it at the first input, [`Input::Decided`] of that
     /// record say.
     pub fn new(me: SiteId, incarnation: u64, record: Arc<Record<C>>) -> Self {
+        Self::by(Sound, me, incarnation, record)
+    }
+}
+
+impl<C: Plan, R: Rules> Epochs<C, R> {
+    /// The same, by other rules.
+    pub fn by(rules: R, me: SiteId, incarnation: u64, record: Arc<Record<C>>) -> Self {
         Self {
             me,
             incarnation,
@@ -184,7 +191,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             rumours: BTreeMap::new(),
             told: None,
             change: None,
-            rules: PhantomData,
+            rules,
         }
     }
 
@@ -215,7 +222,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     }
 
     fn is_leased(&self) -> bool {
-        self.leased || R::SLIP == Some(Slip::GrantsWithoutLease)
+        self.leased || self.rules.slips(Slip::GrantsWithoutLease)
     }
 
     /// Whether a protocol's message of this epoch has to wait until the site has a lease again, or
@@ -233,7 +240,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     fn is_in(&self, record: &Record<C>) -> bool {
         let member = record.members.get(&self.me);
         member == Some(&self.incarnation)
-            || R::SLIP == Some(Slip::IgnoresIncarnation) && member.is_some()
+            || self.rules.slips(Slip::IgnoresIncarnation) && member.is_some()
     }
 
     /// Takes an input.
@@ -262,7 +269,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// [keeps](Self::keeps): whether to take it, or to drop it. Whoever sent it has seen
     /// everybody install the epoch, so it may have begun for this site too.
     pub fn admit(&mut self, epoch: u64, out: &mut Vec<Effect<C>>) -> bool {
-        if R::SLIP == Some(Slip::IgnoresEpoch) {
+        if self.rules.slips(Slip::IgnoresEpoch) {
             return self.phase == Phase::Running;
         }
         if epoch != self.record.epoch {
@@ -279,7 +286,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             Message::Freeze { epoch } => self.on_freeze(from, epoch, out),
             Message::Report { epoch, report } => {
                 let is_member = self.record.members.get(&from) == Some(&report.incarnation);
-                let same = epoch == self.record.epoch || R::SLIP == Some(Slip::TakesOldReports);
+                let same = epoch == self.record.epoch || self.rules.slips(Slip::TakesOldReports);
                 if let Some(change) = &mut self.change
                     && is_member
                     && same
@@ -340,7 +347,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn freeze(&mut self, out: &mut Vec<Effect<C>>) {
         if self.report.is_none() && self.phase != Phase::Frozen {
-            if R::SLIP != Some(Slip::ReportsAndGoesOn) {
+            if !self.rules.slips(Slip::ReportsAndGoesOn) {
                 self.phase = Phase::Frozen;
             }
             out.push(Effect::Freeze);
@@ -350,7 +357,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     fn frozen(&mut self, mut report: Report, out: &mut Vec<Effect<C>>) {
         report.incarnation = self.incarnation;
         for book in &mut report.books {
-            match R::SLIP {
+            match self.rules.slip() {
                 Some(Slip::LosesWaiting) => book.claims.retain(|_, told| told.held.is_some()),
                 Some(Slip::LosesHeld) => book.claims.retain(|_, told| told.held.is_none()),
                 _ => {}
@@ -383,7 +390,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             self.install(out);
         } else if (was_member || self.record.lives.get(&self.me) >= Some(&self.incarnation))
             && !self.departed
-            && R::SLIP != Some(Slip::NeverDeparts)
+            && !self.rules.slips(Slip::NeverDeparts)
         {
             self.phase = Phase::Outside;
             self.departed = true;
@@ -411,7 +418,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         let is_ready = |site: &SiteId| {
             *site == self.me || self.ready.get(site).is_some_and(|&ready| ready >= epoch)
         };
-        let early = R::SLIP == Some(Slip::ResumesBeforeBarrier);
+        let early = self.rules.slips(Slip::ResumesBeforeBarrier);
         let all = early || self.record.members.keys().all(is_ready);
         if self.phase == Phase::Installed && all && self.is_leased() {
             self.resume(out);
@@ -459,11 +466,15 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// Where no member is left that could make a change, whoever wants to be one does. All that the
     /// lives before had is withheld until their leases are over.
     fn found(&mut self, out: &mut Vec<Effect<C>>) {
-        if !self.departed && !self.is_member() && self.stays().is_empty() {
-            let reports = BTreeMap::from([(self.me, Report::empty(self.incarnation))]);
-            let change = Change { asked: SiteSet::new(), reports, proposed: None };
-            self.change.get_or_insert(change);
+        if self.departed || self.is_member() || !self.stays().is_empty() {
+            return;
+        }
+        let empty = Change { asked: SiteSet::new(), reports: BTreeMap::new(), proposed: None };
+        self.change.get_or_insert(empty);
+        if self.report.is_some() {
             self.try_propose(out);
+        } else {
+            out.push(Effect::Freeze);
         }
     }
 
@@ -517,7 +528,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         !self.suspects().is_empty()
             || !self.wish.joins.is_empty()
             || self.wish.plan.is_some()
-            || over && R::SLIP != Some(Slip::NeverEndsQuarantine)
+            || over && !self.rules.slips(Slip::NeverEndsQuarantine)
     }
 
     /// Proposes the next record once everybody who is to stay has reported.
@@ -528,7 +539,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         for site in stays {
             match change.reports.get(&site) {
                 Some(report) => drop(reports.insert(site, report)),
-                None if R::SLIP == Some(Slip::ProposesTooEarly) => {}
+                None if self.rules.slips(Slip::ProposesTooEarly) => {}
                 None => return,
             }
         }
@@ -537,13 +548,13 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         }
         reports.extend(self.wish.joins.iter().map(|(&site, report)| (site, report)));
         let plan = self.wish.plan.as_ref().unwrap_or(&self.record.plan);
-        let next = Arc::new(conclude::<C, R>(&self.record, &reports, plan, self.wish.over));
+        let next = Arc::new(conclude(&self.record, &reports, plan, self.wish.over, self.rules));
         if change.proposed.as_ref() != Some(&next) {
             out.push(Effect::Propose(Arc::clone(&next)));
             if let Some(change) = &mut self.change {
                 change.proposed = Some(Arc::clone(&next));
             }
-            if R::SLIP == Some(Slip::ResumesUndecided) {
+            if self.rules.slips(Slip::ResumesUndecided) {
                 self.record = next;
                 self.change = None;
                 self.report = None;

@@ -12,7 +12,7 @@ use super::survey::{Book, Record, Report, Standing};
 use crate::protocol::{
     Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol, Rejection, step,
 };
-use crate::types::{Clock, Cluster, Demand, SiteId, Stamp};
+use crate::types::{Clock, Cluster, Demand, SiteId, Stamp, Unit};
 
 /// A site: the machine, the protocol, and the books of its clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,13 +86,21 @@ type MemberInputOf<P> = MemberInput<<P as Protocol>::Message, <P as Protocol>::T
 
 impl<P: Protocol, R: Rules> Member<P, R> {
     /// A life of a site, before it is in any epoch.
-    pub fn new(me: SiteId, incarnation: u64, record: Arc<Record<Cluster>>) -> Self {
-        Self {
-            epochs: Epochs::new(me, incarnation, record),
-            protocol: None,
-            clock: Clock::default(),
-            claims: BTreeMap::new(),
-        }
+    pub fn new(rules: R, me: SiteId, incarnation: u64, record: Arc<Record<Cluster>>) -> Self {
+        Self::remembering(rules, me, incarnation, record, BTreeMap::new())
+    }
+
+    /// A life that remembers what its last one had granted. Whether it may go on with that, the
+    /// next epoch says: what it has not confirmed is forgotten.
+    pub fn remembering(
+        rules: R,
+        me: SiteId,
+        incarnation: u64,
+        record: Arc<Record<Cluster>>,
+        claims: BTreeMap<Stamp, Standing>,
+    ) -> Self {
+        let epochs = Epochs::by(rules, me, incarnation, record);
+        Self { epochs, protocol: None, clock: Clock::default(), claims }
     }
 
     /// The machine.
@@ -137,7 +145,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
 
     /// What a new life of a site says to a member, to become one.
     pub fn join(&self) -> Frame<P::Message> {
-        Frame::Change(Message::Join(Report::empty(self.epochs.incarnation())))
+        Frame::Change(Message::Join(self.report()))
     }
 
     /// Takes an input.
@@ -244,14 +252,23 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         }
     }
 
-    fn report(&self) -> Report {
-        let idle = self.protocol.as_ref().and_then(P::idle_units);
+    /// What it has, or would bring.
+    pub fn report(&self) -> Report {
+        let idle = self.protocol.as_ref().map_or_else(|| self.no_units(), P::idle_units);
         let book = Book { claims: self.claims.clone(), idle, tallies: None };
         Report {
             incarnation: self.epochs.incarnation(),
             clock: self.clock,
             books: Vec::from([book]),
         }
+    }
+
+    /// No idle units, by name where they have names: of that the others must know, however
+    /// little this life has.
+    fn no_units(&self) -> Option<Vec<Unit>> {
+        let clusters = self.epochs.record().clusters();
+        let fresh = P::new(SiteId(0), clusters.first()?);
+        fresh.idle_units().map(|_| Vec::new())
     }
 
     /// Puts the protocol in the state that the record says.
@@ -262,11 +279,11 @@ impl<P: Protocol, R: Rules> Member<P, R> {
             return;
         };
         self.clock.merge(survey.clock);
-        // What is not in the survey ended with its pool.
+        // What is not in the survey ended with its pool, or was over before this life began.
         let ended: Vec<(Stamp, Standing)> = self
             .claims
             .iter()
-            .filter(|(claim, _)| !survey.claims.contains_key(claim))
+            .filter(|(claim, _)| self.protocol.is_some() && !survey.claims.contains_key(claim))
             .map(|(&claim, standing)| (claim, standing.clone()))
             .collect();
         self.claims = survey.of(me).map(|(claim, told)| (claim, told.clone())).collect();

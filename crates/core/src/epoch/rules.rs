@@ -4,21 +4,35 @@ use core::fmt::Debug;
 use core::hash::Hash;
 
 /// The rules that members play by.
-pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
-    /// The one slip in them; none in those for use. A constant, so that it costs nothing.
-    const SLIP: Option<Slip>;
+pub trait Rules: Copy + Debug + Eq + Hash + Send + 'static {
+    /// The one slip in them; none in those for use.
+    fn slip(self) -> Option<Slip>;
+
+    /// Whether it is this one.
+    fn slips(self, slip: Slip) -> bool {
+        self.slip() == Some(slip)
+    }
 }
 
 /// The rules as they should be.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sound;
 
 impl Rules for Sound {
-    const SLIP: Option<Slip> = None;
+    fn slip(self) -> Option<Slip> {
+        None
+    }
+}
+
+/// The rules with one slip.
+impl Rules for Slip {
+    fn slip(self) -> Option<Slip> {
+        Some(self)
+    }
 }
 
 /// A mistake that is easy to make. For the checker, not for use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Slip {
     /// What a departed site had counts as free at once.
@@ -53,4 +67,16 @@ pub enum Slip {
     GrantsWithoutLease,
     /// Clocks of the new epoch start where the reporting sites were.
     ClocksDoNotLeap,
+    /// What a departed site may use is withheld by number, where units have names.
+    WithholdsByNumber,
+    /// A new life goes on with what its last one had, whether or not that was kept for it.
+    BelievesTheDead,
+    /// What a new life brings back stays withheld, where units are only counted.
+    WithholdsTwice,
+    /// A lease counts from the store's answer. For the driver, like the next two.
+    LeasesFromTheAnswer,
+    /// The store renews the lease of whoever asks, in whatever epoch.
+    RenewsTheDeparted,
+    /// Whoever waits for the end of a lease forgets that clocks differ.
+    TrustsClocks,
 }

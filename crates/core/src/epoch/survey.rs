@@ -7,6 +7,8 @@ use core::hash::Hash;
 
 use serde::{Deserialize, Serialize};
 
+use super::conclude::conclude;
+use super::rules::Sound;
 use crate::parts::SiteSet;
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -167,7 +169,7 @@ impl<C: Plan> Record<C> {
     #[must_use]
     pub fn revived(&self, reports: &BTreeMap<SiteId, Report>) -> Self {
         let reports = reports.iter().map(|(&site, report)| (site, report)).collect();
-        super::conclude::conclude::<C, super::rules::Sound>(self, &reports, &self.plan, 0)
+        conclude(self, &reports, &self.plan, 0, Sound)
     }
 
     /// The members without their incarnations.

@@ -261,7 +261,7 @@ impl<R: Rules> Protocol for Tree<R> {
             self.needed[pool.index()] += u64::from(units.0);
         }
         self.claims.insert(claim, Own::Waiting(demand));
-        self.moved = true;
+        self.moved = R::GATED;
         let mut turn = Turn { wake: Some(claim), ..Turn::default() };
         self.take_parked();
         self.serve(&mut turn, out);
@@ -293,7 +293,7 @@ impl<R: Rules> Protocol for Tree<R> {
                 self.pass(token, from, &mut turn);
             }
         }
-        self.moved = true;
+        self.moved = R::GATED;
         self.finish(&mut turn, out);
     }
 
@@ -306,7 +306,7 @@ impl<R: Rules> Protocol for Tree<R> {
             self.needed[pool.index()] -= u64::from(units.0);
         }
         self.shed(&mut turn);
-        self.moved = true;
+        self.moved = R::GATED;
         self.serve(&mut turn, out);
         self.finish(&mut turn, out);
     }
@@ -581,7 +581,7 @@ impl<R: Rules> Tree<R> {
                 units.push(self.unit(token));
             }
         }
-        self.moved = true;
+        self.moved = R::GATED;
         out.grant_named(claim, units.clone());
         self.claims.insert(claim, Own::Held(units));
     }
@@ -614,6 +614,7 @@ impl<R: Rules> Tree<R> {
             self.open_gate(turn, out);
         }
         if let Some(claim) = turn.wake
+            && R::GATED
             && !self.is_root()
             && self.is_waiting(claim)
         {

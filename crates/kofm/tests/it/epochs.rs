@@ -1,10 +1,13 @@
 //! Sites that die and come back, minorities, and pools that change while everything runs.
 
+use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::harness::{Cluster, command, free_port, serve, temp_dir, until};
+use serde_json::Value;
+
+use crate::harness::{Cluster, command, free_port, serve, signal, temp_dir, until};
 
 #[test]
 fn one_of_three_sites_is_killed_and_grants_go_on() {
@@ -86,7 +89,7 @@ fn pools_change_at_all_sites_or_at_none_and_survive() {
     };
     let units = |cluster: &Cluster, site: usize, name: &str| {
         let output = cluster.run(site, &["status", name, "--json"]);
-        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         status["pools"][0]["units"].as_u64()
     };
     set(&cluster, 1, &["board", "--units", "3", "--protocol", "roaming"]);
@@ -127,14 +130,56 @@ fn pools_change_at_all_sites_or_at_none_and_survive() {
 }
 
 #[test]
+fn changes_from_everywhere_wait_for_each_other() {
+    let cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    let set = |number: usize| {
+        let name = format!("pool-{number}");
+        let args = ["pool", "set", &name, "--units", "3"];
+        cluster.command(number % 3, &args).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..12).map(set).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let list = cluster.json(1, &["pool", "ls", "--json"]);
+    assert_eq!(list.as_array().unwrap().len(), 13, "{list}");
+}
+
+#[test]
+fn a_file_that_has_changed_changes_the_cluster() {
+    let first = "[pools]\ngpu = 2\nold = 1\n[semaphores]\nslots = 1\n";
+    let cluster = Cluster::start(3, first);
+    assert!(cluster.run(2, &["pool", "set", "extra", "--units", "3"]).status.success());
+    let text = fs::read_to_string(&cluster.configs[1]).unwrap();
+    let changed = "[pools]\ngpu = 5\nfresh = 4\n[semaphores]\nslots = 1\nitems = 7\n";
+    // A file with a mistake changes nothing.
+    fs::write(&cluster.configs[1], text.replace(first, &changed.replace("= 4", "= \"four\"")))
+        .unwrap();
+    signal(&cluster.sites[1], "HUP");
+    fs::write(&cluster.configs[1], text.replace(first, changed)).unwrap();
+    until("it is read again", || {
+        signal(&cluster.sites[1], "HUP");
+        cluster.run(0, &["sem", "v", "items"]).status.success()
+    });
+    let units = |name: &str| {
+        let output = cluster.run(2, &["status", name, "--json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["pools"][0]["units"].as_u64()
+    };
+    until("the epoch is seen everywhere", || units("fresh") == Some(4));
+    // What the two files have in common, and what was made by command, stays.
+    assert_eq!([units("gpu"), units("old"), units("extra")], [Some(5), None, Some(3)]);
+}
+
+#[test]
 fn a_clean_stop_keeps_leases() {
     let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
     cluster.members(1, 3);
     let lease = cluster.json(1, &["acquire", "gpu", "--ttl", "5m", "--json"]);
     let lease = lease["id"].as_str().unwrap().to_owned();
-    crate::harness::signal(&cluster.sites[1], "TERM");
+    signal(&cluster.sites[1], "TERM");
     // Twice: it shall not wait for the lease to end.
-    crate::harness::signal(&cluster.sites[1], "TERM");
+    signal(&cluster.sites[1], "TERM");
     cluster.sites[1].wait().unwrap();
     cluster.restart(1);
     cluster.members(1, 3);
@@ -196,7 +241,7 @@ fn with_etcd_sites_come_and_go() {
             members.join("\n"),
         );
         let path = dir.join(format!("s{site}.toml"));
-        std::fs::write(&path, text).unwrap();
+        fs::write(&path, text).unwrap();
         path
     };
     let first = start(0, &[0, 1]);
@@ -219,7 +264,7 @@ fn with_etcd_sites_come_and_go() {
     granted(&third, "gpu:2");
     let members = || {
         let output = command(&http, &["members", "--json"]).output().unwrap();
-        let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let list = list.as_array().cloned().unwrap_or_default();
         list.iter().filter(|it| it["member"] == true).count()
     };
@@ -230,5 +275,5 @@ fn with_etcd_sites_come_and_go() {
     until("two are left", || members() == 2);
     granted(&http, "gpu:2");
     drop(processes);
-    std::fs::remove_dir_all(dir).ok();
+    fs::remove_dir_all(dir).ok();
 }

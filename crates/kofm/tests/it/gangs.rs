@@ -93,6 +93,142 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
 }
 
 #[test]
+fn three_gangs_overlap_a_site_is_killed_and_no_gang_holds_a_part() {
+    let gangs = "[pools]\ngpu = 2\n[gangs.one]\ns0 = \"gpu\"\ns1 = \"gpu\"\n\
+                 [gangs.two]\ns1 = \"gpu\"\ns2 = \"gpu\"\n[gangs.three]\ns0 = \"gpu\"\ns2 = \"gpu\"\n";
+    let mut cluster = Cluster::start(3, gangs);
+    cluster.members(1, 3);
+    let dir = temp_dir();
+    let member = |cluster: &Cluster, gang: &str, site: usize, script: &str| {
+        let name = format!("s{site}");
+        let script = format!("touch {gang}-{name}; {script}");
+        let args = ["gang", "run", gang, "--as", &name, "--ttl", "3s", "--", "sh", "-c", &script];
+        let mut command = cluster.command(site, &args);
+        command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let started = |gang: &str, sites: [usize; 2]| {
+        sites.iter().all(|site| dir.join(format!("{gang}-s{site}")).exists())
+    };
+    let (first, mut killed) =
+        (member(&cluster, "one", 0, "sleep 60"), member(&cluster, "one", 1, "sleep 60"));
+    until("the first runs", || started("one", [0, 1]));
+    let waits = [member(&cluster, "two", 1, "true"), member(&cluster, "two", 2, "true")];
+    let mut third = [member(&cluster, "three", 0, "true"), member(&cluster, "three", 2, "true")];
+    until("the others wait", || {
+        let list = cluster.json(0, &["gang", "ls", "--json"]);
+        let states = list.as_array().unwrap().iter().map(|it| it["state"].clone());
+        states.filter(|it| it == "queued").count() == 2
+    });
+    // The host dies with everything on it.
+    cluster.kill(1);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let [mut dead, alone] = waits;
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    let lost = first.wait_with_output().unwrap();
+    assert_eq!(lost.status.code(), Some(76), "{}", text(&lost.stderr));
+    let told = alone.wait_with_output().unwrap();
+    assert!(text(&told.stderr).contains("s1"), "it is told why: {}", text(&told.stderr));
+    for child in &mut third {
+        assert_eq!(exit_code(child), 0, "a gang without the dead site runs");
+    }
+    assert!(started("three", [0, 2]));
+    assert!(!dir.join("two-s2").exists(), "nobody starts with a part");
+    cluster.all_free("gpu");
+    cluster.restart(1);
+    cluster.members(1, 3);
+    for file in ["one-s0", "one-s1"] {
+        std::fs::remove_file(dir.join(file)).unwrap();
+    }
+    let again = [member(&cluster, "one", 0, "true"), member(&cluster, "one", 1, "true")];
+    for mut child in again {
+        assert_eq!(exit_code(&mut child), 0, "the gang is still known, and runs again");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
+    let rota = "[pools]\ngpu = 1\n[rota]\nprotocol = \"groups-hungry\"\n[rota.needs]\n\
+                s0 = [\"board\"]\ns1 = [\"bench\"]\ns2 = [\"board\"]\n[rota.gangs]\n\
+                day = [\"s0\", \"s1\"]\nnight = [\"s1\", \"s2\"]\n";
+    let mut cluster = Cluster::start(3, rota);
+    cluster.members(1, 3);
+    let dir = temp_dir();
+    let member = |cluster: &Cluster, gang: &str, site: usize, script: &str| {
+        let name = format!("s{site}");
+        let args = ["gang", "run", gang, "--as", &name, "--ttl", "3s", "--", "sh", "-c", script];
+        let mut command = cluster.command(site, &args);
+        command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    // Whoever makes a directory that is there already fails: two had the same at once.
+    let alone = "mkdir $KOFM_UNITS_ROTA && sleep 0.3 && rmdir $KOFM_UNITS_ROTA";
+    let mut children: Vec<_> = (0..3)
+        .flat_map(|_| [("day", 0), ("night", 1), ("day", 1), ("night", 2)])
+        .map(|(gang, site)| member(&cluster, gang, site, alone))
+        .collect();
+    for child in &mut children {
+        assert_eq!(exit_code(child), 0);
+    }
+    let list = cluster.json(0, &["gang", "ls", "--json"]);
+    assert_eq!(list[0]["name"], "day");
+    assert_eq!(list[0]["members"]["s0"]["board"], 1);
+    assert_eq!(list[0]["state"], "idle");
+    let set = cluster.run(0, &["gang", "set", "day", "--member", "s0=gpu"]);
+    assert_eq!(set.status.code(), Some(65));
+    assert!(text(&set.stderr).contains("rota"), "{}", text(&set.stderr));
+
+    let first = member(&cluster, "day", 0, "touch first; sleep 60");
+    let mut second = member(&cluster, "day", 1, "touch second; sleep 60");
+    until("both work", || dir.join("first").exists() && dir.join("second").exists());
+    cluster.kill(1);
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let lost = first.wait_with_output().unwrap();
+    assert_eq!(lost.status.code(), Some(76), "{}", text(&lost.stderr));
+    assert!(text(&lost.stderr).contains("s1"), "{}", text(&lost.stderr));
+    cluster.restart(1);
+    cluster.members(1, 3);
+    let again = [member(&cluster, "night", 1, alone), member(&cluster, "night", 2, alone)];
+    for mut child in again {
+        assert_eq!(exit_code(&mut child), 0, "it begins anew");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
+fn a_rota_of_groups_says_whose_turn_it_is() {
+    let rota = "[pools]\ngpu = 1\n[rota]\nprotocol = \"groups\"\n[rota.needs]\n\
+                s0 = [\"board\"]\ns1 = [\"bench\"]\n[rota.gangs]\n\
+                both = [\"s0\", \"s1\"]\none = [\"s0\"]\n";
+    let cluster = Cluster::start(2, rota);
+    cluster.members(1, 2);
+    let wrong = cluster.run(0, &["gang", "run", "both", "--as", "s0", "--", "true"]);
+    assert_eq!(wrong.status.code(), Some(65));
+    let ready = |site: usize| {
+        let name = format!("s{site}");
+        let args = ["gang", "run", "rota", "--as", &name, "--", "sh", "-c", "echo $KOFM_GANG"];
+        cluster.command(site, &args).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let mut turns = Vec::new();
+    for _ in 0..4 {
+        let other = ready(1);
+        let mine = ready(0).wait_with_output().unwrap();
+        assert!(mine.status.success(), "{}", text(&mine.stderr));
+        turns.push(text(&mine.stdout).trim().to_owned());
+        if turns.last().is_some_and(|turn| turn == "one") {
+            // The other is ready still, and works with the next turn.
+            let mine = ready(0).wait_with_output().unwrap();
+            turns.push(text(&mine.stdout).trim().to_owned());
+        }
+        assert!(other.wait_with_output().unwrap().status.success());
+    }
+    let alternate = turns.windows(2).all(|pair| pair[0] != pair[1]);
+    assert!(alternate, "strictly in turn: {turns:?}");
+}
+
+#[test]
 fn nonsense_is_refused_with_its_reason() {
     let cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
     cluster.connected();

@@ -54,18 +54,45 @@ fn p_and_v_across_sites_with_their_exit_codes() {
 fn semaphores_are_made_and_set_anew_while_the_cluster_runs() {
     let cluster = Cluster::start(3, SEMAPHORES);
     let set = ["sem", "set", "fresh", "--value", "2", "--protocol", "sem-quorum"];
-    // While an epoch changes, as at the start, it says to try again.
-    until("it is made", || cluster.run(1, &set).status.success());
+    assert!(cluster.run(1, &set).status.success(), "it waits for the first epoch, if it must");
     let made = semaphore(&cluster, 0, "fresh");
     assert_eq!((&made["value"], &made["protocol"]), (&2.into(), &"sem-quorum".into()));
     assert!(cluster.run(2, &["sem", "p", "fresh:2", "--wait", "60s"]).status.success());
     assert!(cluster.run(0, &["sem", "v", "fresh:5"]).status.success());
     until("five were added", || semaphore(&cluster, 1, "fresh")["value"] == 5);
     let anew = ["sem", "set", "fresh", "--value", "1"];
-    until("it is set anew", || cluster.run(0, &anew).status.success());
+    assert!(cluster.run(0, &anew).status.success());
     until("it begins anew", || semaphore(&cluster, 2, "fresh")["value"] == 1);
-    until("it is removed", || cluster.run(1, &["sem", "rm", "fresh"]).status.success());
+    assert!(cluster.run(1, &["sem", "rm", "fresh"]).status.success());
     assert_eq!(cluster.run(2, &["sem", "v", "fresh"]).status.code(), Some(65));
+}
+
+#[test]
+fn whoever_waits_learns_who_is_at_the_head_and_what_it_lacks() {
+    let cluster = Cluster::start(3, SEMAPHORES);
+    for name in ["slots", "items", "votes"] {
+        let value = semaphore(&cluster, 0, name)["value"].as_u64().unwrap();
+        let (big, small) = (format!("{name}:{}", value + 3), format!("{name}:1"));
+        let wait = |site, what: &str, owner| {
+            let args = ["sem", "p", what, "--owner", owner];
+            cluster.command(site, &args).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let mut first = wait(1, &big, "big");
+        until("it has its turn", || semaphore(&cluster, 2, name)["head"]["missing"] == 3);
+        let mut second = wait(2, &small, "small");
+        until("both wait", || semaphore(&cluster, 0, name)["waiting"] == 2);
+        let said = cluster.run(2, &["explain", name]);
+        let said = String::from_utf8(said.stdout).unwrap();
+        assert!(said.contains("big at "), "{said}");
+        assert!(said.contains("lacks 3"), "{said}");
+        assert_eq!(cluster.json(0, &["explain", name, "--json"])["head"]["missing"], 3);
+        for child in [&mut first, &mut second] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        until("nobody waits", || semaphore(&cluster, 0, name)["waiting"] == 0);
+    }
+    assert_eq!(cluster.run(0, &["explain", "nobody"]).status.code(), Some(65));
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod inputs;
 mod leases;
 mod legacy;
 mod requests;
+mod rota;
 mod semaphores;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -172,10 +173,9 @@ pub(crate) struct Core {
     tallies: Option<Tallies>,
     earlier: Option<BTreeMap<tallies::Key, Tally>>,
 
-    /// Gangs by name, with those that were removed.
-    gangs: BTreeMap<String, api::GangEntry>,
     /// Gangs whose members meet here.
     rallies: BTreeMap<String, gangs::Rally>,
+    rota: Option<rota::Rota>,
     /// Since when members of gangs are away.
     away: HashMap<SiteId, Moment>,
 
@@ -351,10 +351,14 @@ enum Timer {
     Taker(u64),
     Protocol(usize, Vec<u8>),
     Tick,
+    /// Something about the epoch is due.
+    Look,
     /// The members of a gang's request are looked after.
     Members(u64),
     /// Members of a gang meet.
     Rally(String),
+    /// Clients of the rota are looked after.
+    Rota,
 }
 
 enum Todo {
@@ -402,7 +406,7 @@ impl Core {
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
             change,
-            plan: Plan::default(),
+            plan: Plan { gangs: config.gangs.clone(), ..Plan::default() },
             journal,
             legacy,
             stopped: false,
@@ -410,8 +414,8 @@ impl Core {
             pools: Vec::new(),
             pool_by_name: HashMap::new(),
             semaphores: Vec::new(),
-            gangs: BTreeMap::new(),
             rallies: BTreeMap::new(),
+            rota: None,
             away: HashMap::new(),
             semaphore_by_name: HashMap::new(),
             takers: HashMap::new(),
@@ -452,8 +456,14 @@ impl Core {
             }
             core.expect_semaphores(&Plan::first(config));
             core.install_nothing();
+            if let Some(rota) = &config.rota {
+                core.expect_rota(rota);
+            }
             core.watch_epochs();
             return core;
+        }
+        if let Some(rota) = &config.rota {
+            core.begin_rota(rota);
         }
         // One engine per protocol, in the order of the protocols: the order in which a demand over
         // several of them is granted, at every site the same.
@@ -529,8 +539,10 @@ impl Core {
                 Timer::Listen => self.stop_listening(number),
                 Timer::Taker(key) => self.stop_taking(key),
                 Timer::Tick => self.tick(),
+                Timer::Look => self.look_around(),
                 Timer::Members(key) => self.look_after(key),
                 Timer::Rally(name) => self.rally_again(name),
+                Timer::Rota => self.sweep_rota(),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));

@@ -2,26 +2,24 @@
 
 use std::collections::BTreeMap;
 
+use tokio::time::timeout;
+
 use super::core::total;
 use super::{PEER_PATIENCE, Site, nonsense};
 use crate::api::{
-    self, Answer, Call, Code, Gang, GangEntry, JoinCall, JoinGang, Joined, PutGang, StartGang,
-    Started, Submit, Want,
+    self, Answer, Call, Code, Gang, JoinCall, JoinGang, Joined, Members, PutGang, StartGang,
+    Started, Submit,
 };
-use crate::config::{SEAT, check_name};
-
-/// Members of a gang at most.
-const MAX_MEMBERS: usize = 64;
+use crate::config::{MAX_GANG, ROTA, SEAT, check_name};
 
 impl Site {
     /// All gangs, and the sites that did not answer.
     pub async fn gangs(&self) -> Result<(Vec<Gang>, Vec<String>), api::Error> {
-        let (entries, missing) = self.gang_entries().await?;
-        let (queue, _) = self.queue().await?;
+        let entries = self.gang_list().await?;
+        let (queue, missing) = self.queue().await?;
         let (leases, _) = self.leases().await?;
-        let live = entries.into_values().filter(|entry| !entry.members.is_empty());
-        let show = |entry: GangEntry| {
-            let reason = Some(format!("gang {}", entry.name));
+        let show = |(name, members): (String, Members)| {
+            let reason = Some(format!("gang {name}"));
             let running = leases.iter().any(|lease| lease.reason == reason);
             let waiting = queue.iter().any(|request| request.reason == reason);
             let state = match (running, waiting) {
@@ -29,9 +27,11 @@ impl Site {
                 (false, true) => "queued",
                 (false, false) => "idle",
             };
-            Gang { name: entry.name, members: entry.members, state: state.to_owned() }
+            Gang { name, members, state: state.to_owned() }
         };
-        Ok((live.map(show).collect(), missing))
+        let mut list: Vec<Gang> = entries.into_iter().map(show).collect();
+        list.extend(self.rota_gangs().await?);
+        Ok((list, missing))
     }
 
     /// One gang.
@@ -45,21 +45,30 @@ impl Site {
         let malformed = |text: String| api::Error::new(Code::Malformed, text);
         check_name(name).map_err(malformed)?;
         let members = spec.members.0;
-        if members.is_empty() || members.len() > MAX_MEMBERS {
-            return Err(malformed(format!("a gang has 1 to {MAX_MEMBERS} members")));
+        if members.is_empty() || members.len() > MAX_GANG {
+            return Err(malformed(format!("a gang has 1 to {MAX_GANG} members")));
         }
+        self.not_in_rota(name)?;
         self.check_members(&members).await?;
-        self.tell_gang(name, members).await
+        self.set_gang(name, members).await
     }
 
     /// Removes a gang. A run of it goes on.
     pub async fn remove_gang(&self, name: &str) -> Result<(), api::Error> {
+        self.not_in_rota(name)?;
         self.gang(name).await?;
-        self.tell_gang(name, BTreeMap::new()).await
+        self.set_gang(name, Members::new()).await
     }
 
     /// Asks for everything that a gang needs; whoever asks starts all members, or none.
     pub async fn start_gang(&self, name: &str, spec: StartGang) -> Result<Started, api::Error> {
+        if self.in_rota(name) {
+            let text = format!(
+                "gang `{name}` is in the rota: each member joins at its own site; run `kofm gang \
+                 run {name} --as SITE -- …` there"
+            );
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
         let gang = self.gang(name).await?;
         self.check_members(&gang.members).await?;
         let away = gang.members.keys().find(|member| !self.is_here(member));
@@ -79,12 +88,7 @@ impl Site {
         Ok(self.started(name, &gang.members, request))
     }
 
-    fn started(
-        &self,
-        name: &str,
-        members: &BTreeMap<String, Want>,
-        request: api::Request,
-    ) -> Started {
+    fn started(&self, name: &str, members: &Members, request: api::Request) -> Started {
         let units = request.lease.as_ref().map(|lease| &lease.units);
         let shares = units.map(|units| api::shares(members, units)).unwrap_or_default();
         let together = self.together().is_ok();
@@ -94,9 +98,10 @@ impl Site {
     /// A member says that it is there, that it still is, or that it is done: those of a gang meet
     /// at the site of the first.
     pub async fn join_gang(&self, name: &str, spec: JoinGang) -> Result<Joined, api::Error> {
-        let (mut entries, _) = self.gang_entries().await?;
-        let entry = entries.remove(name).filter(|entry| !entry.members.is_empty());
-        let members = entry.ok_or_else(|| unknown(name))?.members;
+        let members = match self.rota_members(name) {
+            Some(members) => members,
+            None => self.gang_list().await?.remove(name).ok_or_else(|| unknown(name))?,
+        };
         if !members.contains_key(&spec.member) {
             let text = format!("`{}` is not a member of gang `{name}`", spec.member);
             return Err(api::Error::new(Code::Malformed, text));
@@ -105,16 +110,30 @@ impl Site {
             let text = "`token` is a name of your own, up to 200 bytes";
             return Err(api::Error::new(Code::Malformed, text));
         }
-        let first = members.keys().next().and_then(|first| self.0.config.number_of(first));
+        let place = if self.in_rota(name) { Some(&spec.member) } else { members.keys().next() };
+        let first = place.and_then(|first| self.0.config.number_of(first));
         let (member, token, run) = (spec.member, spec.token, spec.run);
         let ttl = spec.ttl.unwrap_or(super::core::DEFAULT_TTL);
         let (name, owner, leave) = (name.to_owned(), spec.owner, spec.leave);
         let state = if leave { "done" } else { "gathering" }.to_owned();
         let echo = Joined::new(&name, &member, state, ttl);
-        let call = Call::Join(JoinCall { name, members, member, token, run, ttl, owner, leave });
-        let answer = match first.filter(|&first| first != self.0.config.me()) {
-            Some(first) => self.ask(first, call, PEER_PATIENCE).await?,
-            None => self.call(call).await?,
+        // Often enough that the member is heard of.
+        let patience = spec.wait.unwrap_or_default().min(ttl / 3);
+        let wait = !patience.is_zero();
+        let call = JoinCall { name, members, member, token, run, ttl, owner, leave, wait };
+        let ask = async |call: JoinCall, patience| match first {
+            Some(first) if first != self.0.config.me() => {
+                self.ask(first, Call::Join(call), patience).await
+            }
+            Some(_) | None => self.call(Call::Join(call)).await,
+        };
+        let now = JoinCall { wait: false, ..call.clone() };
+        let waited = timeout(patience, ask(call, patience)).await.ok();
+        // Without news, where it stands.
+        let answer = match waited.filter(|_| wait) {
+            Some(Ok(answer)) => answer,
+            Some(Err(error)) if error.error != Code::Unreachable => return Err(error),
+            Some(Err(_)) | None => ask(now, PEER_PATIENCE).await?,
         };
         if let Answer::Joined(joined) = answer {
             return Ok(*joined);
@@ -122,44 +141,76 @@ impl Site {
         if matches!(answer, Answer::Done) { Ok(echo) } else { Err(nonsense()) }
     }
 
+    fn in_rota(&self, name: &str) -> bool {
+        let rota = self.0.config.rota.as_ref();
+        rota.is_some_and(|rota| name == ROTA || rota.gangs.contains_key(name))
+    }
+
+    fn not_in_rota(&self, name: &str) -> Result<(), api::Error> {
+        if !self.in_rota(name) {
+            return Ok(());
+        }
+        let text = format!("gang `{name}` is in the rota, which only the configuration changes");
+        Err(api::Error::new(Code::Unsupported, text))
+    }
+
+    /// The members of a gang in the rota, or of all of them under its own name.
+    fn rota_members(&self, name: &str) -> Option<Members> {
+        let rota = self.0.config.rota.as_ref().filter(|_| self.in_rota(name))?;
+        let gangs = rota.gangs.iter().filter(|it| name == ROTA || it.0 == name);
+        let need = |site: &String| {
+            let list = rota.needs.get(site).into_iter().flatten();
+            (site.clone(), list.map(|resource| (resource.clone(), 1)).collect())
+        };
+        Some(gangs.flat_map(|it| it.1).map(need).collect())
+    }
+
+    async fn rota_gangs(&self) -> Result<Vec<Gang>, api::Error> {
+        let Some(rota) = &self.0.config.rota else { return Ok(Vec::new()) };
+        let (seen, _) =
+            self.gather(Call::Rota, |answer| {
+                if let Answer::Rota(list) = answer { list } else { Vec::new() }
+            })
+            .await?;
+        let gang = |name: &String| {
+            let mut words = seen.iter().filter(|it| it.0 == *name).map(|it| it.1);
+            let state = match words.clone().next() {
+                None => "idle",
+                Some(_) if words.any(|works| works) => "running",
+                Some(_) => "queued",
+            };
+            let members = self.rota_members(name).unwrap_or_default();
+            Gang { name: name.clone(), members, state: state.to_owned() }
+        };
+        Ok(rota.gangs.keys().map(gang).collect())
+    }
+
     fn is_here(&self, member: &str) -> bool {
         let number = self.0.config.number_of(member);
         number.is_some_and(|it| it == self.0.config.me() || self.0.mesh.is_up(it))
     }
 
-    /// What is known of gangs, by name; the newest counts.
-    async fn gang_entries(&self) -> Result<(BTreeMap<String, GangEntry>, Vec<String>), api::Error> {
-        let (list, missing) =
-            self.gather(Call::Gangs, |answer| {
-                if let Answer::Gangs(list) = answer { list } else { Vec::new() }
-            })
-            .await?;
-        let mut newest: BTreeMap<String, GangEntry> = BTreeMap::new();
-        for entry in list {
-            let known = newest.get(&entry.name);
-            if known.is_none_or(|known| (known.version, known.by) < (entry.version, entry.by)) {
-                newest.insert(entry.name.clone(), entry);
-            }
+    async fn gang_list(&self) -> Result<BTreeMap<String, Members>, api::Error> {
+        if let Answer::Gangs(list) = self.call(Call::Gangs).await? {
+            Ok(list)
+        } else {
+            Err(nonsense())
         }
-        Ok((newest, missing))
     }
 
-    /// Tells all sites that answer; none of the others can start it before they have asked.
-    async fn tell_gang(
-        &self,
-        name: &str,
-        members: BTreeMap<String, Want>,
-    ) -> Result<(), api::Error> {
-        let (entries, _) = self.gang_entries().await?;
-        let version = entries.get(name).map_or(0, |entry| entry.version) + 1;
-        let entry = GangEntry { name: name.to_owned(), members, version, by: self.0.config.me() };
-        self.call(Call::PutGang(entry.clone())).await?;
-        self.ask_all(&Call::PutGang(entry)).await;
+    async fn set_gang(&self, name: &str, members: Members) -> Result<(), api::Error> {
+        let call = Call::SetGang { name: name.to_owned(), members };
+        if self.0.view.is_some() {
+            return self.next_epoch(call).await;
+        }
+        for site in self.together()? {
+            site.call(call.clone()).await?;
+        }
         Ok(())
     }
 
     /// That sites and pools exist, and that there is enough of everything.
-    async fn check_members(&self, members: &BTreeMap<String, Want>) -> Result<(), api::Error> {
+    async fn check_members(&self, members: &Members) -> Result<(), api::Error> {
         let (pools, _) = self.pools().await?;
         for (member, want) in members {
             if self.0.config.number_of(member).is_none() {

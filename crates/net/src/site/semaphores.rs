@@ -58,10 +58,18 @@ impl Site {
         let said = spec.protocol.as_deref().map(semaphore_protocol_named);
         let said = said.transpose().map_err(malformed)?;
         let old = self.semaphore(name).await.ok();
+        let same = old.and_then(|old| semaphore_protocol_named(&old.protocol).ok());
+        let protocol = said.or(same).unwrap_or(DEFAULT_SEMAPHORE);
+        self.set_semaphore(name, SemaphoreConfig { value, protocol, arbitration: None }).await
+    }
+
+    pub(super) async fn set_semaphore(
+        &self,
+        name: &str,
+        config: SemaphoreConfig,
+    ) -> Result<(), api::Error> {
+        let old = self.semaphore(name).await.ok();
         if self.0.view.is_some() {
-            let same = old.as_ref().and_then(|old| semaphore_protocol_named(&old.protocol).ok());
-            let protocol = said.or(same).unwrap_or(DEFAULT_SEMAPHORE);
-            let config = SemaphoreConfig { value, protocol, arbitration: None };
             return self.plan_semaphore(name, old.as_ref(), Some(&config)).await;
         }
         let sites = self.together()?;
@@ -69,9 +77,6 @@ impl Site {
         if old.is_some() {
             close(&sites, name).await?;
         }
-        let same = old.and_then(|old| semaphore_protocol_named(&old.protocol).ok());
-        let protocol = said.or(same).unwrap_or(DEFAULT_SEMAPHORE);
-        let config = SemaphoreConfig { value, protocol, arbitration: None };
         // All sites have it before one of them takes from it.
         for site in &sites {
             let (reply, answer) = oneshot::channel();

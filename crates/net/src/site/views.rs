@@ -47,7 +47,7 @@ impl Core {
     }
 
     /// How long a holder may rely on its lease: never longer than on the site.
-    fn expires_in(&self, lease: &Lease, now: Moment) -> Duration {
+    pub(super) fn expires_in(&self, lease: &Lease, now: Moment) -> Duration {
         let left = lease.expires.since(now);
         self.promise(now).map_or(left, |promise| left.min(promise))
     }

@@ -30,10 +30,11 @@ pub fn explore<P: Protocol, R: Rules>(
     cluster: &Cluster,
     script: &Script,
     budget: Budget,
+    rules: R,
     limit: u64,
 ) -> Finding {
     let mut search = Search::<P, R>::new(script);
-    let first = World::new(cluster, script, budget);
+    let first = World::new(cluster, script, budget, rules);
     let row = search.row(&first, None);
     search.add(&row, 0);
     let mut at = 0;
@@ -84,7 +85,7 @@ struct Search<'a, P: Protocol, R: Rules> {
     script: &'a Script,
     seats: Parts<Seat<P, R>>,
     queues: Parts<Queue<P>>,
-    commons: Parts<Common>,
+    commons: Parts<Common<R>>,
     width: usize,
     cells: Vec<u32>,
     index: HashTable<u32>,

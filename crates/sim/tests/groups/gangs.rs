@@ -251,8 +251,7 @@ fn thousands_of_seeds_break_nothing() {
             seed,
             ..Setup::new(Cluster::new(sites, units))
         };
-        for report in
-            [run::<Gang, _>(&setup, &mut Blind), run::<Gang<Permission>, _>(&setup, &mut Blind)]
+        for report in [run::<Gang>(&setup, &mut Blind), run::<Gang<Permission>>(&setup, &mut Blind)]
         {
             assert!(report.is_clean(), "{setup:?}: {:?}", report.violations);
             assert_eq!(report.grants() + report.withdrawn, report.requests, "{setup:?}");

@@ -19,7 +19,9 @@ struct Bill {
 }
 
 impl<P: Protocol> Observer<P> for Bill {
-    const STEPS: bool = true;
+    fn wants_steps(&self) -> bool {
+        true
+    }
     fn step(&mut self, step: Step<P::Message, P::Timer>) {
         for effect in step.effects {
             match effect {
@@ -35,7 +37,6 @@ impl<P: Protocol> Observer<P> for Bill {
             }
         }
     }
-    fn progress(&mut self, _grants: u64) {}
 }
 
 /// The cost of each work of each group, in order.
@@ -47,7 +48,7 @@ fn bill<P: Protocol>(cluster: &Cluster, think: f64, seed: u64) -> Vec<(GroupId, 
         ..Setup::new(cluster.clone())
     };
     let mut bill = Bill::default();
-    let report = run::<P, _>(&setup, &mut bill);
+    let report = run::<P>(&setup, &mut bill);
     assert!(report.is_clean(), "{report:?}");
     let grouping = cluster.grouping().unwrap();
     let cost = |group: GroupId| {

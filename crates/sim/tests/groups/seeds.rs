@@ -58,7 +58,7 @@ struct Run<'a>(&'a Setup);
 impl Visitor for Run<'_> {
     type Output = Report;
     fn visit<P: Protocol>(self) -> Report {
-        run::<P, _>(self.0, &mut Blind)
+        run::<P>(self.0, &mut Blind)
     }
 }
 
@@ -80,7 +80,7 @@ fn claims_are_as_many_as_asked_for_up_to_a_whole_work() {
         for requests in [1, 2, 10, 99, 100] {
             let setup = Setup { requests, ..Setup::new(Cluster::new(sites, units)) };
             for report in
-                [run::<Groups, _>(&setup, &mut Blind), run::<GroupsHungry, _>(&setup, &mut Blind)]
+                [run::<Groups>(&setup, &mut Blind), run::<GroupsHungry>(&setup, &mut Blind)]
             {
                 assert!(report.is_clean(), "{report:?}");
                 assert!(report.requests + 1 >= requests && report.requests <= requests);

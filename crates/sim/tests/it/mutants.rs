@@ -342,6 +342,6 @@ fn a_crowded_site_that_is_skipped_over_allocates() {
 #[test]
 fn fences_that_stand_still_are_seen_by_the_oracle() {
     let setup = Setup { requests: 100, ..Setup::new(Cluster::new(3, 1)) };
-    let report = run::<Mutant<Permission, FencesStandStill>, _>(&setup, &mut Blind);
+    let report = run::<Mutant<Permission, FencesStandStill>>(&setup, &mut Blind);
     assert!(report.violations.iter().any(|v| v.starts_with("fence")), "{report:?}");
 }

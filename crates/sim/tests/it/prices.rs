@@ -2,12 +2,10 @@
 
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Kind};
+use kofm_sim::chosen::simulate;
 use kofm_sim::rng::Rng;
 use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
-use kofm_sim::visit_on;
-
-use crate::seeds::Run;
 
 /// The fewest and the most messages that a claim cost over many runs of a cluster of `sites`.
 fn ends(kind: Kind, sites: u16, seeds: u64) -> (u32, u32) {
@@ -25,7 +23,7 @@ fn ends(kind: Kind, sites: u16, seeds: u64) -> (u32, u32) {
             seed,
             ..Setup::new(Cluster::new(sites, units))
         };
-        let cost = visit_on(kind, &Topology::Full, Run(&setup)).messages_per_grant();
+        let cost = simulate(kind, &setup).messages_per_grant();
         assert!(u64::from(cost.min) >= price.min, "{} {setup:?}: {cost:?}", kind.name());
         let within = price.max.is_none_or(|max| u64::from(cost.max) <= max);
         assert!(within, "{} {setup:?}: {cost:?}", kind.name());
@@ -57,7 +55,7 @@ fn permission_lazy_costs_from_nothing_to_three_messages_per_other_site() {
 fn with_one_unit_it_is_ricart_and_agrawala_exactly_two_messages_per_other_site() {
     for sites in [2, 3, 5, 9] {
         let setup = Setup { think: Span::Exponential(1.0), ..Setup::new(Cluster::new(sites, 1)) };
-        let cost = visit_on(Kind::Permission, &Topology::Full, Run(&setup)).messages_per_grant();
+        let cost = simulate(Kind::Permission, &setup).messages_per_grant();
         let two = 2 * u32::from(sites - 1);
         assert_eq!((cost.min, cost.max), (two, two));
     }
@@ -71,7 +69,7 @@ fn with_claims_for_one_unit_it_is_raymonds_multiple_entries() {
         hold: Span::Exponential(10.0),
         ..Setup::new(Cluster::new(6, 4))
     };
-    let report = visit_on(Kind::Permission, &Topology::Full, Run(&setup));
+    let report = simulate(Kind::Permission, &setup);
     assert_eq!(report.max_in_use, 4);
     let cost = report.messages_per_grant();
     assert!(cost.min >= 10 && cost.max <= 15, "{cost:?}");
@@ -82,7 +80,7 @@ fn gathering_beats_routed_round_trips_on_rings_and_trees() {
     for topology in [Topology::Ring, Topology::Tree] {
         let cluster = Cluster { topology, ..Cluster::new(15, 3) };
         let setup = Setup { k: (1, 3), requests: 3_000, ..Setup::new(cluster) };
-        let cost = |kind| visit_on(kind, &setup.cluster.topology, Run(&setup)).messages_per_grant();
+        let cost = |kind| simulate(kind, &setup).messages_per_grant();
         let (gathered, routed) = (cost(Kind::Permission), cost(Kind::PermissionLazy));
         assert!(gathered.mean * 2.0 < routed.mean, "{gathered:?} {routed:?}");
     }

@@ -3,8 +3,8 @@
 use kofm_core::protocols::permission::Permission;
 use kofm_core::protocols::permission_lazy::PermissionLazy;
 use kofm_core::protocols::permission_lazy_as_printed::PermissionLazyAsPrinted;
-use kofm_core::{Cluster, Effects, Protocol};
-use kofm_sim::exhaustive::explore;
+use kofm_core::{Cluster, Effects, Kind, Protocol};
+use kofm_sim::chosen::explore;
 use kofm_sim::world::{Action, Script, World};
 use stateright::{Checker, Model, Property};
 
@@ -64,7 +64,10 @@ where
 {
     let other = bounded::<P>(cluster.clone(), script.clone()).checker().spawn_bfs().join();
     other.assert_properties();
-    assert_eq!(other.unique_state_count() as u64, all_states::<P>(cluster, script));
+    assert_eq!(
+        other.unique_state_count() as u64,
+        all_states(Kind::named(P::NAME).unwrap(), cluster, script)
+    );
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn stateright_sees_as_many_states() {
 #[test]
 fn stateright_refutes_the_published_listing_too() {
     let (cluster, script) = (Cluster::new(2, 2), Script::new(2, 2, ks(1, 2)));
-    let ours = explore::<PermissionLazyAsPrinted>(&cluster, &script, 1_000_000, |_| {});
+    let ours = explore(Kind::PermissionLazyAsPrinted, &cluster, &script, 1_000_000, &mut |_| {});
     let checker = bounded::<PermissionLazyAsPrinted>(cluster, script).checker().spawn_bfs().join();
     let path = checker.discovery("capacity").expect("the listing is wrong");
     assert_eq!(path.into_actions().len(), ours.violation.unwrap().1.len());

@@ -2,22 +2,12 @@
 //! rest; and the same seed gives the same run.
 
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Kind, Protocol, SiteId, Units, Visitor};
+use kofm_core::{Cluster, Kind, SiteId, Units};
+use kofm_sim::chosen::simulate;
 use kofm_sim::faults::Fault;
-use kofm_sim::report::Report;
 use kofm_sim::rng::Rng;
-use kofm_sim::seeded::{Blind, Setup, run};
+use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
-use kofm_sim::visit_on;
-
-pub(crate) struct Run<'a>(pub(crate) &'a Setup);
-
-impl Visitor for Run<'_> {
-    type Output = Report;
-    fn visit<P: Protocol>(self) -> Report {
-        run::<P, _>(self.0, &mut Blind)
-    }
-}
 
 fn sound() -> impl Iterator<Item = Kind> {
     crate::kinds().filter(|kind| !kind.profile().as_printed)
@@ -38,9 +28,9 @@ fn drawn(seed: u64, kind: Kind) -> Setup {
     let mut span = || spans[usize::try_from(rng.below(3)).unwrap()];
     let (think, hold, delay) = (span(), span(), span());
     let faults = [Fault::Pause, Fault::Partition].into_iter().filter(|_| rng.below(3) == 0);
-    let survives = kind.profile().survives;
+    let profile = kind.profile();
     Setup {
-        faults: faults.filter(|fault| survives.contains(&fault.name())).collect(),
+        faults: faults.filter(|fault| profile.survives(fault.name())).collect(),
         k: (1, u32::try_from(rng.between(1, u64::from(units))).unwrap()),
         requests: 300,
         clients: u32::try_from(rng.between(1, 3)).unwrap(),
@@ -60,7 +50,7 @@ fn thousands_of_seeds_break_nothing_and_leave_nobody_waiting() {
     for kind in sound() {
         for seed in 0..3_000 {
             let setup = drawn(seed, kind);
-            let report = visit_on(kind, &setup.cluster.topology, Run(&setup));
+            let report = simulate(kind, &setup);
             let name = kind.name();
             assert!(report.is_clean(), "{name} {setup:?}: {:?}", report.violations);
             assert_eq!(report.grants() + report.withdrawn, report.requests, "{name} {setup:?}");
@@ -72,10 +62,10 @@ fn thousands_of_seeds_break_nothing_and_leave_nobody_waiting() {
 fn the_same_seed_gives_the_same_report() {
     for kind in crate::kinds() {
         let setup = Setup { requests: 2_000, k: (1, 3), ..Setup::new(Cluster::new(4, 3)) };
-        let reports = [(); 2].map(|()| visit_on(kind, &Topology::Full, Run(&setup)).json());
+        let reports = [(); 2].map(|()| simulate(kind, &setup).json());
         assert_eq!(reports[0].to_string(), reports[1].to_string());
         let other = Setup { seed: 2, ..setup };
-        let other = visit_on(kind, &Topology::Full, Run(&other)).json();
+        let other = simulate(kind, &other).json();
         assert_ne!(reports[0].to_string(), other.to_string());
     }
 }
@@ -90,6 +80,6 @@ fn the_published_lazy_listing_over_allocates_in_a_simulation() {
         hold: Span::Exponential(10.0),
         ..Setup::new(Cluster::new(3, 8))
     };
-    let report = visit_on(Kind::PermissionLazyAsPrinted, &Topology::Full, Run(&setup));
+    let report = simulate(Kind::PermissionLazyAsPrinted, &setup);
     assert!(report.violations.iter().any(|v| v.starts_with("capacity")), "{report:?}");
 }

@@ -112,7 +112,7 @@ fn any_setup(seed: u64, requests: u64) -> Setup {
 }
 
 fn clean<R: Rules>(setup: &Setup) -> Report {
-    let report = run::<Roaming<R>, _>(setup, &mut Blind);
+    let report = run::<Roaming<R>>(setup, &mut Blind);
     assert!(report.is_clean(), "{setup:?}: {:?}, {} unserved", report.violations, report.unserved);
     report
 }

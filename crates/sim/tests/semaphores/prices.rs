@@ -22,7 +22,7 @@ fn drawn(sites: u16, seed: u64) -> Setup {
 }
 
 fn reports<P: Protocol>(sites: u16, seeds: u64) -> impl Iterator<Item = Report> {
-    (0..seeds).map(move |seed| run::<P, _>(&drawn(sites, seed), &mut Blind))
+    (0..seeds).map(move |seed| run::<P>(&drawn(sites, seed), &mut Blind))
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_token_is_fetched_in_a_few_hops() {
 #[test]
 fn on_a_ring_every_hop_counts() {
     let ring = Cluster { topology: Topology::Ring, ..Cluster::new(5, 2) };
-    let report = run::<Routed<SemPermission>, _>(&Setup::new(ring), &mut Blind);
+    let report = run::<Routed<SemPermission>>(&Setup::new(ring), &mut Blind);
     assert!(report.is_clean());
     // Messages go one way around: one to four hops there, four to one back.
     let cost = report.messages_per_grant();

@@ -15,9 +15,9 @@ use crate::for_sound;
 /// Runs it on its topology.
 fn report<P: Protocol>(setup: &Setup) -> Report {
     if setup.cluster.topology == Topology::Full {
-        run::<P, _>(setup, &mut Blind)
+        run::<P>(setup, &mut Blind)
     } else {
-        run::<Routed<P>, _>(setup, &mut Blind)
+        run::<Routed<P>>(setup, &mut Blind)
     }
 }
 

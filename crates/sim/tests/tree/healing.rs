@@ -32,7 +32,16 @@ fn from_any_start_all_is_right_after_a_few_circulations() {
 }
 
 #[test]
-#[ignore = "not seen to pass since a newborn site holds back units only"]
+fn fences_from_before_all_was_right_may_be_met_again() {
+    // A doubled unit was granted with a number, and dropped by a root that took it for one that was
+    // being purged. The other one was granted with the same number when all was right.
+    for seed in [3_961, 17_639] {
+        assert!(from_anywhere::<Bare>(5, Shape::Path, (1, 1), seed).is_clean(), "{seed}");
+    }
+    assert!(from_anywhere::<Bare>(32, Shape::Path, (4, 2), 436).is_clean());
+}
+
+#[test]
 fn a_tree_that_has_to_grow_first_heals_too() {
     for sites in [2, 5, 9] {
         for shape in [Shape::Path, Shape::Star, Shape::Random] {
@@ -42,22 +51,23 @@ fn a_tree_that_has_to_grow_first_heals_too() {
 }
 
 #[test]
-#[ignore = "not seen to pass since a newborn site holds back units only"]
 fn corruption_in_the_middle_of_a_run_heals() {
-    for seed in 0..20 {
+    let mut faults = 0;
+    for seed in 0..100 {
         let setup = Setup {
             requests: 500,
             k: (1, 2),
             clients: 2,
             partial: true,
-            faults: vec![Fault::Corrupt(0.000_5)],
+            faults: vec![Fault::Corrupt(0.001)],
             seed,
             ..Setup::new(Cluster::new(5, 3))
         };
-        let report = run::<Tree, _>(&setup, &mut Blind);
+        let report = run::<Tree>(&setup, &mut Blind);
         assert!(report.is_clean(), "{seed}: {:?}", report.violations);
-        assert!(report.stabilised.is_some_and(|healed| healed.faults > 0), "{seed}");
+        faults += report.stabilised.map_or(0, |healed| healed.faults);
     }
+    assert!(faults > 200, "{faults}");
 }
 
 fn unsafe_runs<P: Protocol>(blow: Blow, runs: u64) -> u64 {
@@ -95,8 +105,6 @@ fn while_nobody_asks_little_is_sent_and_the_first_claim_does_not_wait_for_that()
         let bare = mean((0..40).map(|seed| idle::<Bare>(&tree(seed), 32, 8, seed)).collect());
         let paced = mean((0..40).map(|seed| idle::<Sound>(&tree(seed), 32, 8, seed)).collect());
         assert!(bare.0 >= 30.0 * paced.0, "{shape:?}: {bare:?} {paced:?}");
-        // The aim is 1.5, and only stars reach it: the nearest resting unit may be many steps back.
-        let most = if shape == Shape::Star { 1.5 } else { 5.0 };
-        assert!(paced.1 <= most * bare.1, "{shape:?}: {bare:?} {paced:?}");
+        assert!(paced.1 <= 1.5 * bare.1, "{shape:?}: {bare:?} {paced:?}");
     }
 }

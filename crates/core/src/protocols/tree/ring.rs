@@ -256,11 +256,11 @@ impl<R: Rules> Tree<R> {
                 && !self.used.contains_key(&token);
             if lacks && new && self.licensed {
                 self.spare.insert(token, from);
-                self.moved = true;
+                self.moved = R::GATED;
                 if !self.is_scarce() {
                     turn.wake = self.oldest_waiting();
                 }
-            } else if R::PARKS && new && !self.is_scarce() && self.home(token) == self.rank {
+            } else if R::PARKS && new && !self.is_scarce() && self.rests(token, from) {
                 self.parked.insert(token, from);
             } else {
                 self.pass(token, from, turn);
@@ -272,15 +272,16 @@ impl<R: Rules> Tree<R> {
         if self.is_root() { self.root.scarce } else { self.scarce }
     }
 
-    /// Where a unit rests: those of a pool are spread over all sites, in the order in which they
-    /// are
-    /// visited.
-    fn home(&self, token: u32) -> u16 {
+    /// Whether a unit rests here: those of a pool are spread over all sites, in the order in which
+    /// they are visited. And only when the tour comes here first: what was asked for and comes back
+    /// from a child has to go on.
+    fn rests(&self, token: u32, from: SiteId) -> bool {
         let unit = self.unit(token);
         let i = unit.pool.index();
         let units = u64::from(self.pools[i + 1] - self.pools[i]).max(1);
-        let site = u64::from(unit.number) * u64::from(self.sites) / units;
-        u16::try_from(site).unwrap_or(0)
+        let home = u64::from(unit.number) * u64::from(self.sites) / units;
+        let first = if self.is_root() { self.after(from).1 } else { from == self.channels[0] };
+        first && home == u64::from(self.rank)
     }
 
     /// Claims may have what rests here.
@@ -359,7 +360,7 @@ impl<R: Rules> Tree<R> {
                 kept[pool.index()] += 1;
                 self.spare.insert(token, from);
             } else {
-                self.moved = true;
+                self.moved = R::GATED;
                 self.pass(token, from, turn);
             }
         }
@@ -448,7 +449,7 @@ impl<R: Rules> Tree<R> {
                 self.purge(&control.purge.clone(), &mut control.busy);
                 control.sites = control.sites.saturating_add(1);
                 self.rank = control.sites;
-                control.waiting |= self.oldest_waiting().is_some();
+                control.waiting |= R::GATED && self.oldest_waiting().is_some();
                 control.moved |= core::mem::take(&mut self.moved);
                 self.scarce = control.scarce;
                 if control.renews {
@@ -491,7 +492,20 @@ impl<R: Rules> Tree<R> {
             return;
         }
         self.colour = (self.colour + 1) % R::colours(self.sites);
-        let mut stirred = self.decide(&control, turn, out);
+        let stirred = self.decide(&control, turn, out);
+        if R::GATED {
+            self.set_pace(&control, stirred, turn);
+        }
+        self.root.wrapped.clear();
+        let mut fresh = self.control();
+        if !R::COUNTS_OWN {
+            self.count_from(from, &mut fresh.seen);
+        }
+        self.forward(self.channels[0], Item::Control(fresh), turn);
+    }
+
+    /// How soon the next circulation begins, and whether units may rest in it.
+    fn set_pace(&mut self, control: &Control, mut stirred: bool, turn: &mut Turn) {
         stirred |= self.root.woken | control.moved | core::mem::take(&mut self.moved);
         self.root.scarce = control.waiting || self.oldest_waiting().is_some();
         self.root.wanted = self.root.scarce | core::mem::take(&mut self.root.woken);
@@ -503,12 +517,6 @@ impl<R: Rules> Tree<R> {
             (true, false) => self.root.hurry.saturating_sub(1),
             (false, _) => u8::from(!self.root.purge.is_empty()),
         };
-        self.root.wrapped.clear();
-        let mut fresh = self.control();
-        if !R::COUNTS_OWN {
-            self.count_from(from, &mut fresh.seen);
-        }
-        self.forward(self.channels[0], Item::Control(fresh), turn);
     }
 
     /// A controller as it leaves the root.
@@ -601,10 +609,13 @@ impl<R: Rules> Tree<R> {
         self.forward(self.channels[self.next], Item::Control(control), turn);
     }
 
+    /// Somebody waits.
     pub(super) fn woken(&mut self) {
-        self.root.wanted = true;
-        self.root.woken = true;
-        self.root.hurry = Root::HURRY;
+        if R::GATED {
+            self.root.wanted = true;
+            self.root.woken = true;
+            self.root.hurry = Root::HURRY;
+        }
     }
 
     pub(super) fn gate_is_open(&self) -> bool {

@@ -14,10 +14,9 @@ pub trait Rules: Clone + Copy + Debug + Eq + Hash + Send + 'static {
     const WATCHES: bool = true;
     /// What leaves together for one neighbour is one message.
     const COALESCES: bool = true;
-    /// The root holds tokens back while nobody asks.
+    /// The root holds tokens back while nobody asks. Without it nobody says that somebody waits.
     const GATED: bool = true;
-
-    /// Units rest at sites all around while nobody waits.
+    /// Units rest at sites all around while nobody waits. Only where there is a gate.
     const PARKS: bool = true;
 
     /// The pusher leaves alone what the claim with priority has gathered, and that only.

@@ -61,8 +61,13 @@ impl Core {
             (Some(false), Some(true)) => "healed",
             _ => return,
         };
-        let names = running.pools.iter().map(|&pool| &*self.pools[pool].name);
-        let cause = format!("pools {}", names.collect::<Vec<_>>().join(", "));
+        // Pools that were removed have left their places empty.
+        let pools = running.pools.iter().filter_map(|&pool| self.pools.get(pool));
+        let names: Vec<&str> = pools.map(|pool| &*pool.name).collect();
+        if names.is_empty() {
+            return;
+        }
+        let cause = format!("pools {}", names.join(", "));
         if event == "healed" {
             info!("{cause}: every unit is there once again");
         } else {

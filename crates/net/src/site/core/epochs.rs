@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
-use crate::api::{self, Answer, Code, Hold, State, Submit};
+use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
 use crate::boottime::Moment;
 use crate::config::{MAX_SITES, PoolConfig, check_name};
 use crate::engine;
@@ -39,7 +39,10 @@ const RATE: u32 = 1;
 /// What is added to every wait for somebody else's clock.
 const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
-const GONE: Duration = Duration::from_millis(300);
+const GONE: Duration = Duration::from_millis(200);
+
+/// Changes of the plan that may wait for each other.
+const MAX_EDITS: usize = 64;
 
 /// The longest that a site does not look around.
 const LOOK: Duration = Duration::from_millis(100);
@@ -64,6 +67,8 @@ pub(crate) struct Change {
     proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
     planned: Option<(Plan, Option<Responder>, Moment)>,
+    /// Changes that wait for it, or for the first epoch, with until when they do.
+    edits: VecDeque<(Edit, Responder, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
@@ -76,6 +81,18 @@ pub(crate) struct Change {
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
     pub(super) running: watch::Sender<View>,
+}
+
+/// A change of the plan.
+pub(super) enum Edit {
+    /// Makes, changes or removes a pool.
+    Pool(String, Option<PlannedPool>),
+    /// Makes or removes a semaphore.
+    Semaphore(String, Option<PlannedSemaphore>),
+    /// Makes, changes or removes a gang.
+    Gang(String, Members),
+    /// Takes a site out of the cluster.
+    Leave(String),
 }
 
 /// What others in this process may see of the epoch.
@@ -141,6 +158,7 @@ impl Change {
             quarantines: BTreeMap::new(),
             proposal: None,
             planned: None,
+            edits: VecDeque::new(),
             started: Moment::now(),
             joined: None,
             deserted: None,
@@ -154,7 +172,7 @@ impl Change {
     }
 
     /// How long after an epoch began the leases of those who are not in it are certainly over.
-    fn quarantine(&self) -> Duration {
+    pub(super) fn quarantine(&self) -> Duration {
         self.lease * (100 + RATE) / (100 - RATE) + MARGIN
     }
 
@@ -300,7 +318,10 @@ impl Core {
                 Effect::Send { to, message } => self.tell_change(to, &message),
                 Effect::Freeze => {
                     // What this site has, as everything before has left it.
-                    let (report, mut more) = (self.report(), Vec::new());
+                    let outside = |change: &Change| change.epochs.phase() == Phase::Outside;
+                    let outside = self.change.as_ref().is_some_and(outside);
+                    let report = if outside { self.first_report() } else { self.report() };
+                    let mut more = Vec::new();
                     if let Some(change) = &mut self.change {
                         change.epochs.step(Input::Frozen(report), &mut more);
                     }
@@ -411,11 +432,50 @@ impl Core {
         self.check_lease(now);
         self.look_around();
         self.give_up_plan(now);
+        self.next_edit();
         self.settle();
     }
 
-    /// Makes, changes or removes a pool.
-    pub(super) fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
+    /// Changes the plan as soon as the changes before this one are made.
+    pub(super) fn edit(&mut self, edit: Edit, reply: Responder) {
+        let Some(change) = &mut self.change else {
+            let text = "the sites of this cluster are one process";
+            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
+        };
+        if change.edits.len() >= MAX_EDITS {
+            let text = format!("{MAX_EDITS} changes wait already; try again later");
+            return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
+        }
+        let until = Moment::now().after(change.lease * 2);
+        change.edits.push_back((edit, reply, until));
+        self.next_edit();
+    }
+
+    fn next_edit(&mut self) {
+        let now = Moment::now();
+        while let Some(change) = &mut self.change {
+            let ready = change.epochs.may_grant() && change.planned.is_none();
+            let due = |it: &(Edit, Responder, Moment)| ready || it.2 <= now;
+            let Some((edit, reply, _)) = change.edits.pop_front_if(|it| due(it)) else { return };
+            if !ready {
+                let text = "the epoch is changing, or this site has no majority; try again";
+                self.respond(reply, Err(api::Error::new(Code::InUse, text)));
+                continue;
+            }
+            match edit {
+                Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
+                Edit::Semaphore(name, it) => self.plan_semaphore(&name, it, reply),
+                Edit::Gang(name, members) => {
+                    let mut plan = self.plan.clone();
+                    plan.put_gang(name, members);
+                    self.change_plan(plan, Some(reply));
+                }
+                Edit::Leave(name) => self.plan_leave(&name, reply),
+            }
+        }
+    }
+
+    fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
         let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
             Some((Some(config), closed, target)) => {
@@ -439,8 +499,7 @@ impl Core {
         }
     }
 
-    /// Makes or removes a semaphore.
-    pub(super) fn plan_semaphore(
+    fn plan_semaphore(
         &mut self,
         name: &str,
         semaphore: Option<PlannedSemaphore>,
@@ -460,8 +519,7 @@ impl Core {
         }
     }
 
-    /// Takes a site out of the cluster.
-    pub(super) fn plan_leave(&mut self, name: &str, reply: Responder) {
+    fn plan_leave(&mut self, name: &str, reply: Responder) {
         let mut plan = self.plan.clone();
         plan.sites.retain(|_, site| site.0 != name);
         if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
@@ -542,35 +600,18 @@ impl Core {
         }
     }
 
-    /// Begins an epoch with another plan.
+    /// Begins an epoch with another plan. Nothing else is planned, and the site may grant.
     fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
-        let ready = self.change.as_ref().map(|it| it.epochs.may_grant() && it.planned.is_none());
-        let refused = match ready {
-            Some(true) => None,
-            Some(false) => {
-                let text = "the epoch is changing, or this site has no majority; try again";
-                Some(api::Error::new(Code::InUse, text))
+        let Some(change) = &mut self.change else { return };
+        if plan == self.plan {
+            if let Some(reply) = reply {
+                self.respond(reply, Ok(Answer::Done));
             }
-            None => {
-                let text = "the sites of this cluster are one process";
-                Some(api::Error::new(Code::Unsupported, text))
-            }
-        };
-        let answer = match refused {
-            Some(error) => Err(error),
-            None if plan == self.plan => Ok(Answer::Done),
-            None => {
-                if let Some(change) = &mut self.change {
-                    let until = Moment::now().after(change.lease * 4);
-                    change.planned = Some((plan.clone(), reply, until));
-                }
-                self.feed(Input::Configure(plan));
-                return self.settle();
-            }
-        };
-        if let Some(reply) = reply {
-            self.respond(reply, answer);
+            return;
         }
+        change.planned = Some((plan.clone(), reply, Moment::now().after(change.lease * 4)));
+        self.feed(Input::Configure(plan));
+        self.settle();
     }
 
     /// Answers whoever waits for a change of the plan that has come true.
@@ -621,9 +662,28 @@ impl Core {
             self.metrics.expired += 1;
             self.end(key, State::Expired, cause);
         }
+        self.lose_rota(cause);
     }
 
-    fn look_around(&mut self) {
+    /// A connection is gone: it is looked after when its time is over, not only every now and then.
+    pub(super) fn miss(&mut self, site: SiteId) {
+        let now = Moment::now();
+        let Some(change) = &mut self.change else { return };
+        if change.record().members.contains_key(&site) {
+            change.down.entry(site).or_insert(now);
+            // Later than the time itself, which must be over.
+            self.start_timer(now.after(GONE + Duration::from_millis(1)), Timer::Look);
+        }
+    }
+
+    /// It is there again.
+    pub(super) fn found(&mut self, site: SiteId) {
+        if let Some(change) = &mut self.change {
+            change.down.remove(&site);
+        }
+    }
+
+    pub(super) fn look_around(&mut self) {
         let Some(change) = &self.change else { return };
         if change.epochs.phase() == Phase::Outside {
             self.come_in();
@@ -822,6 +882,9 @@ impl Core {
         for &since in record.quarantine.keys() {
             change.quarantines.entry(since).or_insert(over);
         }
+        if !record.quarantine.is_empty() {
+            self.start_timer(over, Timer::Look);
+        }
         for (&site, (_, address)) in &record.plan.sites {
             self.mesh.reach(site, address.clone());
         }
@@ -858,6 +921,7 @@ impl Core {
         self.trim(record, &stay);
         self.trim_semaphores(record);
         self.inherit(record);
+        self.install_rota(record);
         let members: Vec<String> =
             record.members.keys().map(|&site| self.site_name(site)).collect();
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
@@ -884,7 +948,10 @@ impl Core {
                 None if engine::heals(kind) => {
                     // It finds out itself who is there.
                     let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    alarms.push(number);
+                    // Without pools it has nothing to do, and should not keep everybody busy.
+                    if record.plan.pools_of(kind).iter().any(Option::is_some) {
+                        alarms.push(number);
+                    }
                     engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
                 }
                 None => engine::resume(kind, self.me, cluster, survey),
@@ -1021,6 +1088,7 @@ impl Core {
         // Before anybody who hears of a smaller pool can ask for what is to go.
         self.drain_pools();
         self.answer_plan();
+        self.resume_rota();
     }
 
     /// The others have gone on without this site: it starts again, as somebody else.
@@ -1050,6 +1118,8 @@ impl Core {
         for key in kept {
             self.end(key, State::Expired, cause);
         }
+        self.lose_rota(cause);
+        self.forget_rota();
         for pool in &mut self.pools {
             pool.used.clear();
             pool.quarantined = 0;

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use kofm_core::SiteId;
 
-use super::{Core, MAX_TTL, MIN_TTL, Timer, Todo};
-use crate::api::{self, Answer, Code, GangEntry, Hold, JoinCall, Joined, State, Submit, Want};
+use super::epochs::Edit;
+use super::{Core, MAX_TTL, MIN_TTL, Responder, Timer, Todo};
+use crate::api::{self, Answer, Code, Hold, JoinCall, Joined, Members, State, Submit, Want};
 use crate::boottime::Moment;
 use crate::config::SEAT;
 use crate::random;
 
-/// Gangs that are remembered.
-const MAX_GANGS: usize = 10_000;
+/// Gangs of a cluster: every epoch carries them.
+const MAX_GANGS: usize = 1_000;
 /// How long a member's site may be away before its gang is told.
 const AWAY: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Members of a gang that meet here.
 pub(super) struct Rally {
     run: String,
-    members: BTreeMap<String, Want>,
+    members: Members,
     /// Who is here, by a name of its own, and when it was last heard of.
     here: BTreeMap<String, (String, Moment)>,
     done: BTreeSet<String>,
@@ -33,24 +34,23 @@ pub(super) struct Rally {
     ttl: Duration,
     /// Why it ends before everybody is done.
     lost: Option<String>,
+    /// Members that want to hear when something changes.
+    waiting: Vec<(JoinCall, Responder)>,
 }
 
 impl Core {
-    /// Takes over what another site says of a gang, if it is news.
-    pub(super) fn put_gang(&mut self, entry: GangEntry) -> Result<Answer, api::Error> {
-        let known = self.gangs.get(&entry.name);
-        if known.is_none() && self.gangs.len() >= MAX_GANGS {
-            let text = format!("{MAX_GANGS} gangs are known here; remove some");
-            return Err(api::Error::new(Code::TooMany, text));
+    /// Makes a gang, changes or removes it: with the next epoch, or at once where all sites are one
+    /// process.
+    pub(super) fn set_gang(&mut self, name: String, members: Members, reply: Responder) {
+        if !self.plan.gangs.contains_key(&name) && self.plan.gangs.len() >= MAX_GANGS {
+            let text = format!("there are {MAX_GANGS} gangs; remove some");
+            return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
         }
-        if known.is_none_or(|known| (known.version, known.by) < (entry.version, entry.by)) {
-            self.gangs.insert(entry.name.clone(), entry);
+        if self.change.is_some() {
+            return self.edit(Edit::Gang(name, members), reply);
         }
-        Ok(Answer::Done)
-    }
-
-    pub(super) fn gang_entries(&self) -> Vec<GangEntry> {
-        self.gangs.values().cloned().collect()
+        self.plan.put_gang(name, members);
+        self.respond(reply, Ok(Answer::Done));
     }
 
     /// Keeps an eye on the members' sites of a request that has seats.
@@ -88,8 +88,65 @@ impl Core {
         }
     }
 
-    /// A member is here, is still here, or is done.
-    pub(super) fn join(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
+    /// A member is here, is still here, or is done. Where it wants to wait, it is answered when
+    /// something changes, and often enough to be heard of.
+    pub(super) fn join(&mut self, call: &JoinCall, reply: Responder) {
+        let news = self.rallies.get(&call.name).map(|it| (it.here.len(), it.request));
+        let answer = self.join_now(call);
+        let rally = self.rallies.get_mut(&call.name);
+        let changed = news != rally.as_ref().map(|it| (it.here.len(), it.request));
+        let early = matches!(&answer, Ok(Answer::Joined(it)) if it.state != "running");
+        // What the member asked before is answered with this.
+        let told = match rally {
+            Some(rally) if call.wait && early => {
+                let same = |it: &(JoinCall, Responder)| it.0.member == call.member;
+                let old = rally.waiting.iter().position(same);
+                let old = old.map(|place| rally.waiting.swap_remove(place).1);
+                rally.waiting.push((call.clone(), reply));
+                old
+            }
+            Some(_) | None => Some(reply),
+        };
+        if let Some(reply) = told {
+            self.respond(reply, answer);
+        }
+        if changed {
+            // Not the one that came: it shall hear what comes after it.
+            self.rally_news(&call.name, Some(&call.member));
+        }
+        self.settle();
+    }
+
+    /// Answers those who wait for news of a gang.
+    fn rally_news(&mut self, name: &str, but: Option<&str>) {
+        let Some(rally) = self.rallies.get_mut(name) else { return };
+        let (told, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut rally.waiting)
+            .into_iter()
+            .partition(|it| but != Some(it.0.member.as_str()));
+        rally.waiting = rest;
+        for (call, reply) in told {
+            let answer = self.joined(&call);
+            self.respond(reply, answer);
+        }
+    }
+
+    /// Something became of a request; if a gang waits for it, its members hear of it.
+    pub(super) fn tell_rally(&mut self, key: u64) {
+        let rally = self.rallies.iter().find(|it| it.1.request == Some(key));
+        if let Some(name) = rally.map(|it| it.0.clone()) {
+            self.rally_news(&name, None);
+        }
+    }
+
+    fn end_rally(&mut self, name: &str) {
+        let Some(rally) = self.rallies.remove(name) else { return };
+        for (_, reply) in rally.waiting {
+            let error = api::Error::new(Code::Gone, "this run of the gang is over");
+            self.respond(reply, Err(error));
+        }
+    }
+
+    fn join_now(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
         let now = Moment::now();
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
             return Err(api::Error::new(Code::Malformed, "`ttl` is from 100ms to 15 days"));
@@ -109,6 +166,7 @@ impl Core {
                 request: None,
                 ttl: call.ttl,
                 lost: None,
+                waiting: Vec::new(),
             };
             self.rallies.insert(call.name.clone(), rally);
             self.start_timer(now.after(call.ttl / 2), Timer::Rally(call.name.clone()));
@@ -180,6 +238,9 @@ impl Core {
         }
         let request = rally.request.and_then(|key| self.requests.get(&key));
         let lease = request.and_then(|request| self.lease_view(request));
+        let now = Moment::now();
+        let left = request.and_then(|request| request.lease.as_ref());
+        let left = left.map_or(Duration::ZERO, |lease| self.expires_in(lease, now));
         let missing = rally.members.keys().filter(|name| !rally.here.contains_key(*name));
         let state = match (request.map(|it| it.state), rally.request) {
             (Some(State::Granted), _) => "running",
@@ -198,6 +259,8 @@ impl Core {
             fence: lease.as_ref().map(|lease| lease.fence),
             lease: lease.as_ref().map(|lease| lease.id.clone()),
             ttl_ms: super::millis(rally.ttl),
+            // What the lease and this site's right to grant allow, if that is less.
+            expires_in_ms: super::millis(left.min(rally.ttl)),
         })))
     }
 
@@ -211,6 +274,7 @@ impl Core {
             if let Some(key) = rally.request.take() {
                 self.end(key, State::Cancelled, &format!("member {member} gave up"));
             }
+            self.rally_news(name, None);
         }
         self.sweep(name);
     }
@@ -233,11 +297,11 @@ impl Core {
                 }
                 let over = |member: &String| rally.done.contains(member) || stale.contains(member);
                 if rally.members.keys().all(|member| rally.done.contains(member)) {
-                    self.rallies.remove(name);
+                    self.end_rally(name);
                     self.end(key, State::Released, "all members are done");
                 } else if rally.here.keys().all(over) {
                     // Nobody is left; the lease ends by itself.
-                    self.rallies.remove(name);
+                    self.end_rally(name);
                 }
             }
             (Some(State::Queued), Some(key)) if !stale.is_empty() => {
@@ -245,6 +309,7 @@ impl Core {
                 rally.request = None;
                 rally.here.retain(|member, _| !stale.contains(member));
                 self.end(key, State::Cancelled, &text);
+                self.rally_news(name, None);
             }
             (Some(State::Queued), _) => {}
             (Some(_), _) | (None, Some(_)) => {
@@ -254,13 +319,13 @@ impl Core {
                     .get_or_insert_with(|| cause.unwrap_or_else(|| "its request is over".into()));
                 rally.here.retain(|member, _| !stale.contains(member));
                 if rally.here.keys().all(|member| rally.done.contains(member)) {
-                    self.rallies.remove(name);
+                    self.end_rally(name);
                 }
             }
             (None, None) => {
                 rally.here.retain(|member, _| !stale.contains(member));
                 if rally.here.is_empty() {
-                    self.rallies.remove(name);
+                    self.end_rally(name);
                 }
             }
         }
@@ -269,6 +334,8 @@ impl Core {
     /// From time to time, while members meet.
     pub(super) fn rally_again(&mut self, name: String) {
         self.sweep(&name);
+        // Those who wait are heard of when they ask again.
+        self.rally_news(&name, None);
         if let Some(rally) = self.rallies.get(&name) {
             let moment = Moment::now().after(rally.ttl / 2);
             self.start_timer(moment, Timer::Rally(name));
@@ -277,7 +344,7 @@ impl Core {
 }
 
 /// What a gang comes to: its members' pools, and their seats.
-pub(crate) fn total(members: &BTreeMap<String, Want>) -> Want {
+pub(crate) fn total(members: &Members) -> Want {
     let mut total = Want::new();
     for (member, want) in members {
         total.insert(format!("{SEAT}{member}"), 1);

@@ -4,6 +4,7 @@ use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
+use super::epochs::Edit;
 use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
 use crate::engine::Move;
@@ -21,9 +22,13 @@ impl Core {
             }
             Event::Up(peer) => {
                 debug!(peer = peer.0, "up");
+                self.found(peer);
                 self.remind(peer);
             }
-            Event::Down(peer) => debug!(peer = peer.0, "down"),
+            Event::Down(peer) => {
+                debug!(peer = peer.0, "down");
+                self.miss(peer);
+            }
             Event::PeerReset { peer, why } => self.on_peer_reset(peer, why),
         }
     }
@@ -63,6 +68,7 @@ impl Core {
                 }
             }
             Payload::Change { message } => self.on_change_message(from, &message),
+            Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
             Payload::Ask { number, body } => match serde_json::from_slice(&body) {
                 Ok(call) => self.on_call(call, Responder::Peer(from, number)),
                 Err(_) => self.fault(from, "a question that makes no sense"),
@@ -230,15 +236,21 @@ impl Core {
                 Ok(Answer::Done)
             }
             Call::Semaphores => Ok(Answer::Semaphores(self.semaphore_shares())),
-            Call::Gangs => Ok(Answer::Gangs(self.gang_entries())),
-            Call::PutGang(entry) => self.put_gang(entry),
-            Call::Join(call) => self.join(&call),
+            Call::Rota => Ok(Answer::Rota(self.rota_view())),
+            Call::Gangs => Ok(Answer::Gangs(self.plan.gangs.clone())),
+            Call::SetGang { name, members } => {
+                return self.set_gang(name, members, reply);
+            }
+            Call::Join(call) if self.rota.as_ref().is_some_and(|it| it.knows(&call.name)) => {
+                return self.join_rota(&call, reply);
+            }
+            Call::Join(call) => return self.join(&call, reply),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
-                return self.plan_semaphore(&name, semaphore, reply);
+                return self.edit(Edit::Semaphore(name, semaphore), reply);
             }
-            Call::Plan { name, pool } => return self.plan_pool(&name, pool, reply),
-            Call::Leave(name) => return self.plan_leave(&name, reply),
+            Call::Plan { name, pool } => return self.edit(Edit::Pool(name, pool), reply),
+            Call::Leave(name) => return self.edit(Edit::Leave(name), reply),
         };
         self.respond(reply, answer);
         self.settle();

@@ -213,6 +213,9 @@ impl Core {
             let answer = self.submitted_answer(key, watcher.told);
             self.respond(watcher.reply, answer);
         }
+        if !only_submitted && !self.rallies.is_empty() {
+            self.tell_rally(key);
+        }
     }
 
     pub(super) fn cancel(&mut self, id: &str) -> Result<Answer, api::Error> {

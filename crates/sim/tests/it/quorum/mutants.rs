@@ -101,7 +101,7 @@ fn a_recall_that_is_not_repeated_leaves_claims_waiting() {
             seed,
             ..Setup::new(arbitrated(4, 2, group(&[2, 3])))
         };
-        run::<Quorum<RecallsOnArrival>, _>(&crowd, &mut Blind).unserved > 0
+        run::<Quorum<RecallsOnArrival>>(&crowd, &mut Blind).unserved > 0
     };
     assert!((0..3_000).any(stuck));
 }

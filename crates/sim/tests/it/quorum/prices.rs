@@ -1,9 +1,9 @@
 //! What a grant costs, in messages for each arbiter that is not the site itself.
 
-use kofm_core::protocols::quorum::Quorum;
 use kofm_core::quorums::{Construction, RequestSets, Terms};
-use kofm_core::{Cluster, PoolId, Protocol};
-use kofm_sim::seeded::{Blind, Setup, run};
+use kofm_core::{Cluster, Kind, PoolId};
+use kofm_sim::chosen::simulate;
+use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
 
 use super::{arbitrated, made_by};
@@ -63,7 +63,7 @@ fn means_are_those_of_the_reference() {
             for seed in 0..SEEDS {
                 let (k, requests) = ((1, row.most), 300);
                 let setup = Setup { k, requests, think, seed, ..Setup::new(cluster.clone()) };
-                let report = run::<Quorum, _>(&setup, &mut Blind);
+                let report = simulate(Kind::Quorum, &setup);
                 assert!(report.is_clean(), "{:?}", report.violations);
                 let cost = report.messages_per_grant();
                 assert!(cost.min >= 3 * others, "a claim has three messages for each arbiter");
@@ -96,7 +96,7 @@ fn an_uncontended_claim_costs_three_for_each_arbiter() {
             for seed in 0..10 {
                 let think = Span::Exponential(1_000_000.0);
                 let setup = Setup { requests: 100, think, seed, ..Setup::new(cluster.clone()) };
-                let cost = run::<Quorum, _>(&setup, &mut Blind).messages_per_grant();
+                let cost = simulate(Kind::Quorum, &setup).messages_per_grant();
                 assert!(
                     cost.min as usize >= 3 * least && cost.max as usize <= 3 * most,
                     "{sites} {units}"
@@ -108,7 +108,7 @@ fn an_uncontended_claim_costs_three_for_each_arbiter() {
 
 #[test]
 fn no_claim_is_cheaper_than_the_profile_says() {
-    let price = <Quorum as Protocol>::PROFILE.price;
+    let price = Kind::Quorum.profile().price;
     for sites in (1..=60).chain([100, 133, 200]) {
         for units in 1..=6 {
             let sets = RequestSets::new(&Terms::new(sites, units)).unwrap();
@@ -132,7 +132,7 @@ fn five_for_each_arbiter_are_not_enough() {
             seed,
             ..Setup::new(Cluster::new(15, 2))
         };
-        run::<Quorum, _>(&setup, &mut Blind).messages_per_grant().max
+        simulate(Kind::Quorum, &setup).messages_per_grant().max
     };
     assert!((0..20).map(most).max() > Some(5 * 6));
 }

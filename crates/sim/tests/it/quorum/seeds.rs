@@ -1,11 +1,11 @@
 //! Thousands of runs with everything at once.
 
-use kofm_core::protocols::quorum::Quorum;
 use kofm_core::quorums::{Arbitration, Construction};
-use kofm_core::{Cluster, Units};
+use kofm_core::{Cluster, Kind, Units};
+use kofm_sim::chosen::simulate;
 use kofm_sim::faults::Fault;
 use kofm_sim::rng::Rng;
-use kofm_sim::seeded::{Blind, Setup, run};
+use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
 
 use super::{arbitrated, made_by};
@@ -51,7 +51,7 @@ fn five_thousand_runs_of_all_kinds() {
     let (mut grants, mut withdrawn) = (0, 0);
     for seed in 0..5_000 {
         let setup = drawn(seed);
-        let report = run::<Quorum, _>(&setup, &mut Blind);
+        let report = simulate(Kind::Quorum, &setup);
         assert!(report.is_clean(), "{:?}\n{setup:?}", report.violations);
         grants += report.grants();
         withdrawn += report.withdrawn;
@@ -74,7 +74,7 @@ fn large_spaces_under_load() {
                 seed,
                 ..Setup::new(Cluster::new(sites, units))
             };
-            let report = run::<Quorum, _>(&setup, &mut Blind);
+            let report = simulate(Kind::Quorum, &setup);
             assert!(report.is_clean(), "{:?}\n{setup:?}", report.violations);
         }
     }
@@ -92,7 +92,7 @@ fn a_threshold_serves_everybody() {
             seed,
             ..Setup::new(arbitrated(9, 2, said))
         };
-        let report = run::<Quorum, _>(&setup, &mut Blind);
+        let report = simulate(Kind::Quorum, &setup);
         assert!(report.is_clean(), "{:?}", report.violations);
     }
 }
