@@ -139,9 +139,8 @@ fn a_million_claims() {
 #[test]
 #[ignore = "takes half an hour with 50,000 seeds"]
 fn millions_of_claims() {
-    let number = |name, other| {
-        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(other)
-    };
+    let number =
+        |name, other| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(other);
     let from: u64 = number("FROM", 1_000_000);
     for seed in from..from + number("SEEDS", 1_000) {
         clean::<Sound>(&any_setup(seed, 1_000));
