@@ -4,6 +4,7 @@
 
 use std::panic::catch_unwind;
 
+use kofm_core::protocols::permission::Permission;
 use kofm_core::protocols::roaming::{Came, Message, Part, Roaming, Rules, Sound};
 use kofm_core::{
     Clock, Cluster, Demand, Effects, Input, PoolId, Protocol, SiteId, Stamp, Units, step,
@@ -242,4 +243,27 @@ fn one_message_hands_a_unit_on() {
     assert!(report.messages_per_grant().mean < 3.0, "{:?}", report.messages_per_grant());
     // The unit is idle for one delay between two uses of 5.
     assert!(report.wait_mean() < 13.1, "{}", report.wait_mean());
+}
+
+/// The cells of the table in which claims wait longest: more in `examples/roaming_table.rs`.
+#[test]
+fn never_dearer_than_permission_and_little_slower() {
+    for (sites, units, clients, load) in
+        [(9, 8, 3, 1.5), (17, 8, 2, 1.5), (17, 8, 2, 0.5), (3, 32, 36, 1.5)]
+    {
+        let mut setup = Setup::new(Cluster::new(sites, units));
+        let all = f64::from(clients) * f64::from(sites);
+        setup.k = (1, 2);
+        setup.requests = 6_000;
+        setup.clients = clients;
+        setup.hold = Span::Exponential(5.0);
+        setup.think = Span::Exponential(all * 5.0 * 1.5 / (load * f64::from(units)));
+        setup.wander = true;
+        let theirs = run::<Permission>(&setup, &mut Blind);
+        let ours = clean::<Sound>(&setup);
+        let (base, cost) = (theirs.messages_per_grant().mean, ours.messages_per_grant().mean);
+        assert!(cost <= base, "{sites} sites, {units} units: {cost} messages, {base}");
+        let (base, wait) = (theirs.wait_mean(), ours.wait_mean());
+        assert!(wait <= 1.3 * base, "{sites} sites, {units} units: waits {wait}, {base}");
+    }
 }
