@@ -170,6 +170,7 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
         partial: args.partial,
         hot: factors("--hot", &args.hot, cluster.sites)?,
         long: factors("--long", &args.long, cluster.sites)?,
+        wander: false,
         faults: args.faults.clone(),
         seed: args.seed,
         cluster,

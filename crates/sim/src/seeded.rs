@@ -45,6 +45,8 @@ pub struct Setup {
     pub partial: bool,
     /// Sites that ask this many times as often.
     pub hot: Vec<(SiteId, f64)>,
+    /// Whether clients have no home: each claim is made at a site drawn by how often it asks.
+    pub wander: bool,
     /// Sites that hold this many times as long.
     pub long: Vec<(SiteId, f64)>,
     /// What goes wrong while claims are being made.
@@ -67,6 +69,7 @@ impl Setup {
             patience: None,
             partial: false,
             hot: Vec::new(),
+            wander: false,
             long: Vec::new(),
             faults: Vec::new(),
             seed: 1,
@@ -179,8 +182,9 @@ struct Sim<'a, P: Protocol> {
     setup: &'a Setup,
     now: Time,
     sites: Vec<(P, Clock)>,
-    /// Client c belongs to site c mod sites.
     clients: Vec<Option<Live>>,
+    /// The site of each client: c mod sites, unless clients wander.
+    homes: Vec<SiteId>,
     events: BinaryHeap<Reverse<Due>>,
     /// Events by the place in `Due`, and free places.
     slab: Vec<Option<Event<P::Message, P::Timer>>>,
@@ -236,6 +240,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
             now: 0,
             sites: cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect(),
             clients: vec![None; clients],
+            homes: (0..cluster.sites).map(SiteId).cycle().take(clients).collect(),
             events: BinaryHeap::new(),
             slab: Vec::new(),
             free: Vec::new(),
@@ -478,8 +483,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         if let Some(&(site, _)) = played {
             return site;
         }
-        let sites = u32::from(self.setup.cluster.sites);
-        SiteId(u16::try_from(client % sites).expect("below the number of sites"))
+        self.homes[client as usize]
     }
 
     /// Thinks, and then claims; a group as soon as its last client is free.
@@ -491,7 +495,11 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 return;
             }
         }
-        let factor = factor(&self.setup.hot, self.home(client));
+        let mut factor = factor(&self.setup.hot, self.home(client));
+        if self.setup.wander {
+            self.homes[client as usize] = draw_site(self.setup, &mut self.times);
+            factor = 1.0;
+        }
         let think = self.setup.think.scaled(1.0 / factor).draw(&mut self.times);
         self.schedule(self.now + think, Event::Claim { client });
     }
@@ -751,10 +759,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
             return mine
                 .find(|&client: &u32| self.clients[client as usize].as_ref().is_some_and(has));
         }
-        let sites = u32::from(self.setup.cluster.sites);
-        let mine = (0..self.setup.clients).map(|slot| u32::from(site.0) + slot * sites);
+        let all = u32::try_from(self.clients.len()).expect("fewer than 2^32 clients");
         let has = |live: &Live| live.claim == claim;
-        mine.into_iter().find(|&client| self.clients[client as usize].as_ref().is_some_and(has))
+        let is = |client: &u32| self.clients[*client as usize].as_ref().is_some_and(has);
+        if self.setup.wander {
+            return (0..all).find(is);
+        }
+        (u32::from(site.0)..all).step_by(usize::from(self.setup.cluster.sites)).find(is)
     }
 
     fn finish(mut self) -> Report {
@@ -803,6 +814,18 @@ impl Links {
 
 fn factor(list: &[(SiteId, f64)], site: SiteId) -> f64 {
     list.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1)
+}
+
+/// A site, by how often each asks.
+fn draw_site(setup: &Setup, rng: &mut Rng) -> SiteId {
+    let weight = |site: SiteId| factor(&setup.hot, site);
+    let mut at = rng.unit() * setup.cluster.all().map(weight).sum::<f64>();
+    let last = SiteId(setup.cluster.sites - 1);
+    let mut drawn = |&site: &SiteId| {
+        at -= weight(site);
+        at < 0.0
+    };
+    setup.cluster.all().find(|site| drawn(site)).unwrap_or(last)
 }
 
 /// One of the semaphores, and k of it.

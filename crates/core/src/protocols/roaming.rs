@@ -3,14 +3,14 @@
 //! # Idea
 //!
 //! Every unit is owned by one site or on its way to one. A site grants from the units it owns,
-//! without a message; a claim that its site cannot serve sends out *wants*, one per unit that it
-//! lacks. A want stays with a unit until that unit is free for it, and goes where the unit goes;
-//! idle units serve wants and own claims in the order of their stamps.
+//! without a message. A claim that its site cannot serve asks the *switchboard* of the pool, a
+//! site that knows where units are; that tells a site which has some to give them to the claim.
+//! What a site has goes to the oldest first, be it a claim of its own or one that was sent there.
 //!
 //! # Source
 //!
-//! Ours. Tokens as in Raynal 1990 (RR-1342), §7, a queue that travels with the token as in Suzuki
-//! and Kasami 1985, and asks that run after it as in Naimi and Trehel 1987.
+//! Ours. Tokens as in Raynal 1990 (RR-1342), §7; one who knows where they are, as the manager of
+//! shared pages in Li and Hudak 1989.
 //!
 //! # Messages
 //!
@@ -18,24 +18,24 @@
 //!
 //! | part | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | `units`, `served` | owner | claimant | these are yours now, for these wants |
-//! | `wants` | owner | next owner | these want what goes with them |
-//! | `asks` | claimant | switchboard, then owners | wants in search of units |
-//! | `arrived`, `done` | claimant | switchboard | these units are here, these wants are over |
-//! | `stock` | anybody | switchboard | what the sender has |
+//! | `asks` | claimant | switchboard | so many units lack |
+//! | `wants` | switchboard | owner | give units to this claim |
+//! | `units`, `served` | owner | claimant | these are yours now, for this claim |
+//! | `came` | claimant | switchboard | they have arrived |
+//! | `bounced` | owner | switchboard | there is no unit for this claim here |
+//! | `units`, `home` | owner | switchboard | nobody here needs these, and they are scarce |
+//! | `idle`, `spare` | owner | switchboard | nobody here needs these |
+//! | `ended` | switchboard | claimant | nobody else has so many units |
 //!
-//! Each pool has a *switchboard* at one site, a different one for each pool. It knows about where
-//! units are, because it passes on the asks that move them. It grants nothing and need not be
-//! right: an ask that finds no unit follows the trail of the one that was there.
+//! Each pool has its switchboard at another site. It grants nothing and holds no lock.
 //!
 //! # Cost
 //!
-//! Nothing for a claim that its site can serve. Otherwise, for one unit, an ask to the switchboard,
-//! one from there, and the unit: 3 messages, 2 where one of the three is the switchboard. From 8
-//! sites and 2 units on, a fourth tells the switchboard of the arrival; then it keeps asks back
-//! until their turn has nearly come. An ask that runs after a unit costs a message for each site
-//! on the trail, at most n−1 while the unit stays. A unit that is released goes straight to the
-//! oldest who wants it: one message per hand-over.
+//! Nothing for a claim that its site can serve. Otherwise an ask, a want, the units, and a note
+//! that they came: 4 messages, or fewer where one of the sites is the switchboard. While claims
+//! wait, units that nobody was sent for go to the switchboard, and cost 3: ask, units, home. A
+//! unit that is released goes straight to the claim that was sent for it: one message per
+//! hand-over.
 //!
 //! # Assumes
 //!
@@ -47,32 +47,31 @@
 //! Units are conserved: only the owner uses a unit or gives it away, and then it is the owner no
 //! more. Fences grow per unit, because the clock travels with it.
 //!
-//! Wants are conserved too. A claim's wants and the units of its site together are as many as it
-//! asks for, counting only wants as old as itself; when a unit leaves, its site wants it back in
-//! the same message if a claim there now lacks it. A want rests at a site that owns a unit for it:
-//! no claim has more wants at a site than that owns units, and those that would be too many go with
-//! the units that leave. An ask is kept back only behind an older claim: at a site to which that
-//! claim brings a unit, or at the switchboard until that claim is served.
+//! Nobody is forgotten. A site is owed what its claims lack; that is at the switchboard, or with a
+//! site that owns a unit for it. A site that is sent more claims than it owns units sends back the
+//! youngest; one that yields gathered units to an older claim asks for them again. Whatever moves
+//! is told to the switchboard, at the latest when it is released.
 //!
-//! So look at the oldest claim that waits. Nobody keeps its asks back; where they rest, and at its
-//! own site, it is first for every unit that becomes idle, also for those that others have
-//! gathered; and what it has nobody takes. It is granted once the present holders release. Only
-//! finitely many claims are older than any claim, so everybody's turn comes.
+//! So look at the oldest claim that waits. At the switchboard it waits for nobody, because claims
+//! are kept there only while an older one has been sent and has not been served. Where it is sent
+//! it is first for every unit that becomes idle, also for those that a younger one has gathered.
+//! What it has nobody takes: at its own site others pass it only while it has or is owed all its
+//! units apart from those that they use. It is granted once the present holders release. Only finitely many
+//! claims are older than any claim, so everybody's turn comes.
 //!
-//! # What does not bounce
+//! # What order is kept
 //!
-//! A claim does not ask for units that its site has in use, if those and what is due cover all
-//! that waits there: it waits for them. So with demand everywhere units stay where they are, and
-//! move only to even out queues. Ranking all wants of a site by its oldest claim, or guessing from
-//! afar what it still lacks, makes units bounce or claims starve: a want has the stamp of its own
-//! claim, and only its own site changes their number.
+//! A unit is given to the oldest claim that was sent for it, and reserved units are yielded to any
+//! older claim that is sent, never to a younger one. Units that came for one claim are used for
+//! it, past older claims of its site that wait for other units, which they asked for. Between claims that wait for different units
+//! there is no order: one that its own site can serve passes older ones elsewhere, for nothing;
+//! and one that fits behind a holder passes an older one that does not. So how often a claim is
+//! overtaken has no bound but the holding times.
 //!
 //! # Differs from the sources
 //!
-//! Many units, demands for several of several pools; withdrawal: a want whose claim is gone brings
-//! a unit all the same, for the next one. A unit goes to the oldest of those who want it, instead
-//! of the first to ask. That is less than the order that `permission` keeps: a claim that its own
-//! site can serve passes older ones that wait elsewhere, though never one that is owed its units.
+//! Many units, demands for several of several pools, withdrawal: units come all the same for a
+//! claim that is gone, and serve the next one.
 
 mod board;
 mod check;
@@ -80,6 +79,7 @@ mod epoch;
 mod pool;
 mod queue;
 mod rules;
+mod turn;
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -88,10 +88,10 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use self::board::Board;
-pub use self::board::Stock;
+pub use self::pool::Came;
 use self::pool::Pool;
-pub use self::pool::{Ask, Trail};
 pub use self::rules::{Rules, Sound};
+use self::turn::Turn;
 use crate::epoch::Survey;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
@@ -127,26 +127,63 @@ pub struct Message {
 pub struct Part {
     /// The pool.
     pub pool: PoolId,
-    /// What the sender tells of itself.
-    pub stock: Stock,
-    /// Units that the receiver owns from now on, with the moves they have made.
-    pub units: Vec<(u32, u64)>,
-    /// Wants of the receiver that the units serve.
+    /// Units that the receiver owns from now on.
+    pub units: Vec<u32>,
+    /// Claims of the receiver that they are for.
     pub served: Vec<(Stamp, u32)>,
-    /// Wants that go with the units.
+    /// Whether claims wait: then they go to the switchboard when the receiver does not need them.
+    pub scarce: bool,
+    /// From the switchboard: claims to give units to.
     pub wants: Vec<(Stamp, u32)>,
-    /// Wants in search of units.
-    pub asks: Vec<Ask>,
-    /// For the switchboard: units that have arrived at the sender, and the wants that they served.
-    pub arrived: Vec<(u32, u64)>,
-    /// Those wants.
-    pub done: Vec<(Stamp, u32)>,
+    /// From the switchboard: asks that ended, because nobody else has so many units.
+    pub ended: Vec<(Stamp, u32)>,
+    /// To the switchboard, like all that follows: units that claims of the sender lack.
+    pub asks: Vec<(Stamp, u32)>,
+    /// Claims that it sent and that the sender has no units for.
+    pub bounced: Vec<(Stamp, u32)>,
+    /// Units that have come for claims of the sender.
+    pub came: Vec<Came>,
+    /// Claims of the sender that released units, which are in this message.
+    pub home: Vec<(Stamp, u32)>,
+    /// Claims of the sender that released units, which are idle there.
+    pub idle: Vec<(Stamp, u32)>,
+    /// Idle units of the sender that nobody there needs.
+    pub spare: u32,
+}
+
+impl Part {
+    /// A part that says nothing.
+    pub const fn new(pool: PoolId) -> Self {
+        Self {
+            pool,
+            units: Vec::new(),
+            served: Vec::new(),
+            scarce: false,
+            wants: Vec::new(),
+            ended: Vec::new(),
+            asks: Vec::new(),
+            bounced: Vec::new(),
+            came: Vec::new(),
+            home: Vec::new(),
+            idle: Vec::new(),
+            spare: 0,
+        }
+    }
+
+    /// Whether it says what only the switchboard wants to know.
+    const fn is_news(&self) -> bool {
+        !(self.asks.is_empty()
+            && self.bounced.is_empty()
+            && self.came.is_empty()
+            && self.home.is_empty()
+            && self.idle.is_empty())
+    }
 }
 
 impl<R: Rules> Protocol for Roaming<R> {
     const NAME: &'static str = "roaming";
     const PROFILE: Profile = Profile {
-        source: "ours, on Raynal 1990 §7 and Suzuki and Kasami 1985",
+        source: "ours, on Raynal 1990 §7 and Li and Hudak 1989",
         summary: "units live where they are used; named units, locality, most pools",
         serves: Service::Pool,
         as_printed: false,
@@ -161,11 +198,7 @@ impl<R: Rules> Protocol for Roaming<R> {
     type Timer = ();
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
-        let mut fresh = Self::empty(me, cluster);
-        for pool in &mut fresh.pools {
-            pool.deal_out(me, cluster.sites);
-        }
-        fresh
+        Self::begin(me, cluster, &Survey::default())
     }
 
     fn me(&self) -> SiteId {
@@ -209,6 +242,7 @@ impl<R: Rules> Protocol for Roaming<R> {
             }
             pool.idle.push_back(unit.number);
             pool.queue.grow(1);
+            turn.freed.push((unit, claim));
         }
         self.finish(turn, out);
     }
@@ -220,7 +254,9 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for (id, units) in demand.parts() {
             let pool = self.touch(id, &mut turn);
-            pool.queue.take(claim, None);
+            if R::FREES_ON_WITHDRAW {
+                pool.queue.take(claim, None);
+            }
             pool.forget_need(claim, units.0);
         }
         self.finish(turn, out);
@@ -275,7 +311,6 @@ impl<R: Rules> Protocol for Roaming<R> {
         let idle = |pool: &Pool| {
             pool.queue.is_empty()
                 && pool.due.is_empty()
-                && pool.guests.is_empty()
                 && pool.board.as_ref().is_none_or(Board::is_empty)
         };
         self.claims.is_empty() && self.pools.iter().all(idle)
@@ -284,8 +319,10 @@ impl<R: Rules> Protocol for Roaming<R> {
     fn audit(&self) {
         for pool in &self.pools {
             assert_eq!(pool.queue.idle(), pool.idle.len() as u64, "idle units are counted");
+            let got: u64 = pool.got.values().map(|&got| u64::from(got)).sum();
+            assert!(got <= pool.queue.idle(), "what is kept is idle");
+            assert!(pool.wanted <= u64::from(pool.count()), "every want has a unit");
             for (claim, &wants) in &pool.wants {
-                assert!(wants <= pool.count(), "every want of {claim} has a unit");
                 assert_eq!(wants, pool.queue.units(*claim), "wants are in the queue");
             }
             for (&units, claims) in &pool.needs {
@@ -305,528 +342,6 @@ impl<R: Rules> Protocol for Roaming<R> {
 
     fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
         self.go_on(out);
-    }
-}
-
-/// What one step has to do and to say.
-#[derive(Debug, Default)]
-struct Turn {
-    /// Pools that changed, with the fronts that their queues had before.
-    touched: Vec<(PoolId, Option<Stamp>)>,
-    /// Entries that are new in a queue.
-    fresh: Vec<(PoolId, Stamp)>,
-    /// Asks to deal with.
-    asks: Vec<(PoolId, Ask)>,
-    /// Units that leave, by pool and destination.
-    leaving: BTreeMap<(PoolId, SiteId), u32>,
-    /// Claims whose wants came home: the switchboard does not know better.
-    returned: Vec<(PoolId, Stamp)>,
-    /// Pools whose switchboard, which is here, has heard news.
-    noted: Vec<PoolId>,
-    /// The claim that was made in this step.
-    claimed: Option<Stamp>,
-    /// Pools in which own claims may lack something.
-    short: Vec<PoolId>,
-    /// What to say, by destination.
-    letters: BTreeMap<SiteId, Letter>,
-}
-
-#[derive(Debug, Default)]
-struct Letter {
-    /// The claim that it is charged to.
-    serves: Option<Stamp>,
-    parts: BTreeMap<PoolId, Part>,
-}
-
-impl Turn {
-    fn part(&mut self, to: SiteId, pool: PoolId, serves: Stamp) -> &mut Part {
-        let letter = self.letters.entry(to).or_default();
-        letter.serves.get_or_insert(serves);
-        letter.parts.entry(pool).or_insert_with(|| Part {
-            pool,
-            stock: Stock { spare: 0, own: 0, oldest: None, crowd: 0 },
-            units: Vec::new(),
-            served: Vec::new(),
-            wants: Vec::new(),
-            asks: Vec::new(),
-            arrived: Vec::new(),
-            done: Vec::new(),
-        })
-    }
-}
-
-impl Pool {
-    /// What own claims lack, beyond what is here and what is due to claims no younger.
-    fn lacks(&self) -> Vec<(Stamp, u32)> {
-        let mut list: Vec<(Stamp, u32)> = Vec::new();
-        for (&units, claims) in &self.needs {
-            let oldest = *claims.first().expect("no empty sets are kept");
-            let new = list.iter().filter(|lack| lack.0 <= oldest).map(|lack| u64::from(lack.1));
-            let covered = self.covered(oldest) + new.sum::<u64>();
-            let lack = u64::from(units).saturating_sub(covered);
-            if lack > 0 {
-                list.push((oldest, u32::try_from(lack).expect("no more than was asked")));
-            }
-        }
-        list
-    }
-
-    /// What a new claim asks for: all that waits here, beyond what is here or due. Less would do,
-    /// see `lacks`, but then a busy site would wait for its own few units while others have idle
-    /// ones.
-    fn ambition(&self, claim: Stamp, units: u32) -> u32 {
-        let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
-        let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
-        let covered = self.covered(claim);
-        let lack = self.needed.saturating_sub(covered);
-        u32::try_from(lack.min(elsewhere)).unwrap_or(u32::MAX).min(units)
-    }
-
-    /// Tells the switchboard that wants came home; it must not wait for them.
-    fn tell_done(&mut self, claim: Stamp, count: u32, turn: &mut Turn) {
-        if !self.notes {
-            return;
-        }
-        if let Some(board) = &mut self.board {
-            board.arrived(&[], &[(claim, count)]);
-            turn.noted.push(self.id);
-        } else {
-            let note = turn.part(self.desk, self.id, claim);
-            merge(&mut note.done, claim, count);
-        }
-    }
-
-    fn note_crowd(&mut self, away: &[(SiteId, u32)]) {
-        let before = self.count() + away.iter().map(|away| away.1).sum::<u32>();
-        let waiting: u32 = self.wants.values().sum();
-        self.crowd = waiting.div_ceil(before);
-    }
-
-    /// Keeps an ask until a unit arrives.
-    fn keep(&mut self, ask: Ask) {
-        match self.guests.get_mut(&ask.claim) {
-            Some(guest) => guest.count = guest.count.saturating_add(ask.count),
-            None => drop(self.guests.insert(ask.claim, ask)),
-        }
-    }
-
-    fn forget_need(&mut self, claim: Stamp, units: u32) {
-        let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
-        claims.remove(&claim);
-        self.needed -= u64::from(units);
-        if claims.is_empty() {
-            self.needs.remove(&units);
-        }
-    }
-}
-
-impl<R: Rules> Roaming<R> {
-    /// Pools without units.
-    fn empty(me: SiteId, cluster: &Cluster) -> Self {
-        // With one unit the board cannot choose, and is right without.
-        let notes = |units: Units| units.0 > 1 && cluster.sites >= R::NOTES_FROM;
-        let pools = (0..).map(PoolId).zip(&cluster.pools);
-        let pool =
-            |(id, &units): (PoolId, &Units)| Pool::new(id, units.0, cluster.sites, notes(units));
-        let pools = pools.map(pool).collect();
-        Self { me, sites: cluster.sites, pools, claims: BTreeMap::new(), rules: PhantomData }
-    }
-
-    fn touch(&mut self, id: PoolId, turn: &mut Turn) -> &mut Pool {
-        let pool = &mut self.pools[id.index()];
-        if turn.touched.iter().all(|touched| touched.0 != id) {
-            turn.touched.push((id, pool.queue.front().map(|front| front.0)));
-        }
-        pool
-    }
-
-    fn receive(&mut self, from: SiteId, part: Part, turn: &mut Turn) {
-        let (me, sites) = (self.me, self.sites);
-        let pool = self.touch(part.pool, turn);
-        if let Some(mut board) = pool.board.take() {
-            // What it asks for now is not on its way yet.
-            let asked = part.asks.iter().filter(|ask| ask.follow.is_none());
-            let asked: u32 = asked.filter(|ask| ask.claim.site == from).map(|ask| ask.count).sum();
-            let own = part.stock.own.saturating_sub(asked);
-            board.note(from, Stock { own, ..part.stock });
-            if pool.notes {
-                board.arrived(&part.arrived, &part.done);
-                board.arrived(&part.units, &part.served);
-            }
-            for &(unit, hops) in &part.arrived {
-                if !pool.owned.contains_key(&unit) {
-                    let trail = pool.trail(unit, sites).max(Trail { hops, site: from });
-                    pool.trails.insert(unit, trail);
-                }
-            }
-            pool.board = Some(board);
-            turn.noted.push(part.pool);
-        } else if let Some(&(claim, _)) = part.served.first()
-            && pool.notes
-        {
-            let note = turn.part(pool.desk, part.pool, claim);
-            note.arrived.extend_from_slice(&part.units);
-            for &(claim, count) in &part.served {
-                merge(&mut note.done, claim, count);
-            }
-        }
-        for (unit, hops) in part.units {
-            pool.own(unit, hops);
-        }
-        for (claim, count) in part.served {
-            pool.settle_due(claim, count);
-            turn.short.push(part.pool);
-        }
-        for (claim, count) in part.wants {
-            if claim.site == me {
-                pool.settle_due(claim, count);
-                pool.tell_done(claim, count, turn);
-                turn.short.push(part.pool);
-            } else {
-                *pool.wants.entry(claim).or_default() += count;
-                pool.queue.add(claim, count);
-                turn.fresh.push((part.pool, claim));
-            }
-        }
-        let stock = pool.stock();
-        if let Some(board) = &mut pool.board {
-            board.note(me, stock);
-        }
-        let guests = core::mem::take(&mut pool.guests);
-        turn.asks.extend(guests.into_values().map(|ask| (part.pool, ask)));
-        turn.asks.extend(part.asks.into_iter().map(|ask| (part.pool, ask)));
-    }
-
-    /// Ends every step: grants and gives what can be, asks for what lacks, says it all.
-    fn finish(&mut self, mut turn: Turn, out: &mut EffectsOf<Self>) {
-        loop {
-            for id in core::mem::take(&mut turn.noted) {
-                self.place(id, &mut turn);
-            }
-            while let Some((id, ask)) = turn.asks.pop() {
-                self.seek(id, ask, &mut turn);
-            }
-            for (id, from) in core::mem::take(&mut turn.touched) {
-                self.settle(id, from, &mut turn, out);
-            }
-            for (id, claim) in core::mem::take(&mut turn.fresh) {
-                if self.pools[id.index()].queue.fits(claim) {
-                    self.serve(id, claim, &mut turn, out);
-                }
-            }
-            self.cover(&mut turn);
-            if turn.asks.is_empty() && turn.touched.is_empty() && turn.noted.is_empty() {
-                break;
-            }
-        }
-        for (to, letter) in turn.letters {
-            let mut parts: Vec<Part> = letter.parts.into_values().collect();
-            for part in &mut parts {
-                part.stock = self.pools[part.pool.index()].stock();
-            }
-            out.send(to, letter.serves, Message { parts });
-        }
-    }
-
-    /// Serves all whose turn has come in a queue since its front was at `from`.
-    fn settle(
-        &mut self,
-        id: PoolId,
-        from: Option<Stamp>,
-        turn: &mut Turn,
-        out: &mut EffectsOf<Self>,
-    ) {
-        let passed: Vec<Stamp> = self.pools[id.index()].queue.passed(from).collect();
-        for stamp in passed {
-            self.serve(id, stamp, turn, out);
-        }
-        let queue = &self.pools[id.index()].queue;
-        if let Some((front, _)) = queue.front()
-            && front.site != self.me
-            && queue.spare() > 0
-        {
-            let spare = u32::try_from(queue.spare()).unwrap_or(u32::MAX);
-            self.give(id, front, spare, turn);
-        }
-    }
-
-    /// Grants an own claim if all its pools allow it; gives another site what it wants.
-    fn serve(&mut self, id: PoolId, stamp: Stamp, turn: &mut Turn, out: &mut EffectsOf<Self>) {
-        if stamp.site != self.me {
-            let units = self.pools[id.index()].queue.units(stamp);
-            if units > 0 {
-                self.give(id, stamp, units, turn);
-            }
-            return;
-        }
-        let Some(Own::Waiting(demand)) = self.claims.get(&stamp) else { return };
-        let fits = |id: PoolId| self.pools[id.index()].queue.fits(stamp);
-        let due = if R::ALL_POOLS { demand.pools().all(fits) } else { demand.pools().any(fits) };
-        if !due {
-            return;
-        }
-        let mut units = Vec::new();
-        for (id, count) in demand.parts() {
-            let pool = &mut self.pools[id.index()];
-            pool.queue.serve(stamp, count.0);
-            let taken = pool.idle.drain(..count.0 as usize);
-            units.extend(taken.map(|number| Unit { pool: id, number }));
-            pool.forget_need(stamp, count.0);
-        }
-        self.claims.insert(stamp, Own::Held(units.clone()));
-        out.grant_named(stamp, units);
-    }
-
-    fn give(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
-        let pool = &mut self.pools[id.index()];
-        pool.queue.serve(claim, count);
-        pool.drop_wants(claim, count);
-        let part = turn.part(claim.site, id, claim);
-        for unit in pool.idle.drain(..count as usize) {
-            let hops = pool.owned.remove(&unit).expect("idle units are owned") + 1;
-            if !R::LETS_GO {
-                pool.owned.insert(unit, hops);
-            }
-            pool.trails.insert(unit, Trail { hops, site: claim.site });
-            let at = part.units.partition_point(|given| given.0 < unit);
-            part.units.insert(at, (unit, hops));
-        }
-        merge(&mut part.served, claim, count);
-        turn.short.push(id);
-        *turn.leaving.entry((id, claim.site)).or_default() += count;
-    }
-
-    /// Lets wants go with the units that leave, and asks for what own claims lack now.
-    fn cover(&mut self, turn: &mut Turn) {
-        if let Some(claim) = turn.claimed.take()
-            && let Some(Own::Waiting(demand)) = self.claims.get(&claim)
-        {
-            let demand = demand.clone();
-            for (id, units) in demand.parts() {
-                let lack = self.pools[id.index()].ambition(claim, units.0);
-                if lack > 0 {
-                    *self.pools[id.index()].due.entry(claim).or_default() += lack;
-                    self.ask(id, claim, lack, turn);
-                }
-            }
-        }
-        let leaving = core::mem::take(&mut turn.leaving);
-        let mut short = core::mem::take(&mut turn.short);
-        short.sort_unstable();
-        short.dedup();
-        for id in short {
-            let away = leaving.range((id, SiteId(0))..=(id, SiteId(u16::MAX)));
-            let away: Vec<(SiteId, u32)> = away.map(|(key, &count)| (key.1, count)).collect();
-            if !away.is_empty() {
-                self.pools[id.index()].note_crowd(&away);
-                self.send_along(id, &away, turn);
-            }
-            for (claim, lack) in self.pools[id.index()].lacks() {
-                let came_home = turn.returned.contains(&(id, claim));
-                if !R::WANTS_BACK && !away.is_empty() || !R::ASKS_ANEW && came_home {
-                    continue;
-                }
-                *self.pools[id.index()].due.entry(claim).or_default() += lack;
-                let rest = spread(claim, lack, &away, |to, count| {
-                    merge(&mut turn.part(to, id, claim).wants, claim, count);
-                });
-                if rest > 0 {
-                    self.ask(id, claim, rest, turn);
-                }
-            }
-        }
-    }
-
-    fn send_along(&mut self, id: PoolId, away: &[(SiteId, u32)], turn: &mut Turn) {
-        let pool = &mut self.pools[id.index()];
-        let owned = pool.count();
-        let too_many = pool.wants.iter().filter(|want| *want.1 > owned);
-        let too_many: Vec<(Stamp, u32)> = too_many.map(|(&c, &n)| (c, n - owned)).collect();
-        for (claim, excess) in too_many {
-            pool.drop_wants(claim, excess);
-            pool.queue.take(claim, Some(excess));
-            if !R::WANTS_TRAVEL {
-                continue;
-            }
-            let rest = spread(claim, excess, away, |to, count| {
-                merge(&mut turn.part(to, id, claim).wants, claim, count);
-            });
-            assert_eq!(rest, 0, "no more wants lose their unit than units leave");
-        }
-    }
-
-    /// Sends wants of an own claim in search of units.
-    fn ask(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
-        let board = self.pools[id.index()].desk;
-        if turn.returned.contains(&(id, claim)) {
-            // A claim has one want per unit: where every unit elsewhere has one, the rest can only
-            // wait for a unit that is on its way here, or lost and made anew here.
-            let pool = &self.pools[id.index()];
-            let others = (0..pool.capacity).filter(|unit| !pool.owned.contains_key(unit));
-            let away = others.filter(|&unit| pool.trail(unit, self.sites).site != self.me);
-            let placed = u64::from(pool.due[&claim] - count);
-            let probed = if away.count() as u64 > placed { self.probe(id) } else { None };
-            let Some((unit, trail)) = probed else {
-                let pool = &mut self.pools[id.index()];
-                let unit = (0..pool.capacity).find(|unit| !pool.owned.contains_key(unit));
-                let unit = unit.expect("a claim that lacks units does not own them all");
-                let follow = Some((unit, pool.trail(unit, self.sites)));
-                return pool.keep(Ask { claim, count, follow });
-            };
-            let ask = Ask { claim, count, follow: Some((unit, trail)) };
-            turn.part(trail.site, id, claim).asks.push(ask);
-            return;
-        }
-        let ask = Ask { claim, count, follow: None };
-        if board == self.me {
-            turn.asks.push((id, ask));
-        } else {
-            turn.part(board, id, claim).asks.push(ask);
-        }
-    }
-
-    /// A unit that is elsewhere by this site's own knowledge, another one each time.
-    fn probe(&mut self, id: PoolId) -> Option<(u32, Trail)> {
-        let (me, sites) = (self.me, self.sites);
-        let pool = &mut self.pools[id.index()];
-        let numbers = (pool.probed + 1..pool.capacity).chain(0..=pool.probed);
-        let mut elsewhere = numbers.filter(|unit| !pool.owned.contains_key(unit));
-        let found = elsewhere.find_map(|unit| {
-            let trail = pool.trail(unit, sites);
-            (trail.site != me).then_some((unit, trail))
-        });
-        if let Some((unit, _)) = found {
-            pool.probed = unit;
-        }
-        found
-    }
-
-    /// Finds a place for wants that came here in search of units.
-    fn seek(&mut self, id: PoolId, mut ask: Ask, turn: &mut Turn) {
-        let (me, sites) = (self.me, self.sites);
-        let claim = ask.claim;
-        let pool = self.touch(id, turn);
-        if claim.site == me && (ask.follow.is_some() || pool.board.is_none()) {
-            if let Some((unit, heard)) = ask.follow
-                && !pool.owned.contains_key(&unit)
-            {
-                pool.trails.insert(unit, pool.trail(unit, sites).max(heard));
-            }
-            pool.settle_due(claim, ask.count);
-            pool.tell_done(claim, ask.count, turn);
-            turn.returned.push((id, claim));
-            turn.short.push(id);
-            let guests = core::mem::take(&mut pool.guests);
-            turn.asks.extend(guests.into_values().map(|ask| (id, ask)));
-            return;
-        }
-        if ask.follow.is_some() {
-            let room = pool.count() - pool.wants.get(&claim).copied().unwrap_or_default();
-            let taken = room.min(ask.count);
-            if taken > 0 {
-                *pool.wants.entry(claim).or_default() += taken;
-                pool.queue.add(claim, taken);
-                turn.fresh.push((id, claim));
-                ask.count -= taken;
-            }
-            if ask.count == 0 {
-                return;
-            }
-            if pool.due_up_to(claim) > 0 || R::BEHIND_YOUNGER && !pool.due.is_empty() {
-                return pool.keep(ask);
-            }
-        }
-        let Some((unit, heard)) = ask.follow else { return self.route(id, ask, turn) };
-        if pool.owned.contains_key(&unit) {
-            // Every unit here has a want of this claim already: another one must do.
-            let Some((unit, trail)) = self.probe(id) else {
-                // The others come here too, or are lost and will be made anew here.
-                return self.pools[id.index()].keep(ask);
-            };
-            ask.follow = Some((unit, trail));
-            turn.part(trail.site, id, claim).asks.push(ask);
-            return;
-        }
-        let trail = pool.trail(unit, sites).max(heard);
-        pool.trails.insert(unit, trail);
-        ask.follow = Some((unit, trail));
-        if trail.site == me {
-            // It is on its way here.
-            return pool.keep(ask);
-        }
-        if R::FOLLOWS {
-            turn.part(trail.site, id, claim).asks.push(ask);
-        }
-    }
-
-    /// Lets the switchboard choose whom to ask, and when.
-    fn route(&mut self, id: PoolId, ask: Ask, turn: &mut Turn) {
-        let me = self.me;
-        let pool = &mut self.pools[id.index()];
-        let mut stock = pool.stock();
-        let Some(board) = &mut pool.board else {
-            turn.part(self.pools[id.index()].desk, id, ask.claim).asks.push(ask);
-            return;
-        };
-        if ask.claim.site == me {
-            // What it asks for now is not on its way yet.
-            stock.own = stock.own.saturating_sub(ask.count);
-        }
-        board.note(me, stock);
-        board.hold(ask.claim, ask.count);
-        self.place(id, turn);
-    }
-
-    /// Passes on the asks whose turn has nearly come.
-    fn place(&mut self, id: PoolId, turn: &mut Turn) {
-        let (me, sites) = (self.me, self.sites);
-        let pool = &mut self.pools[id.index()];
-        let Some(mut board) = pool.board.take() else { return };
-        let place = |unit| match pool.owned.get(&unit) {
-            Some(&hops) => Trail { hops, site: me },
-            None => pool.trail(unit, sites),
-        };
-        let mut asks: BTreeMap<(Stamp, SiteId), Ask> = BTreeMap::new();
-        for (claim, unit, site) in board.place(|unit| place(unit).site) {
-            let new = || Ask { claim, count: 0, follow: Some((unit, place(unit))) };
-            asks.entry((claim, site)).or_insert_with(new).count += 1;
-        }
-        pool.board = Some(board);
-        for ((claim, site), ask) in asks {
-            if site == me {
-                turn.asks.push((id, ask));
-            } else {
-                turn.part(site, id, claim).asks.push(ask);
-            }
-        }
-    }
-}
-
-/// Shares out wants over the sites that units leave for, no more than units for each; says how
-/// many are left. The claim's own site comes last: there it would only hear that it still wants.
-fn spread(
-    claim: Stamp,
-    mut count: u32,
-    away: &[(SiteId, u32)],
-    mut attach: impl FnMut(SiteId, u32),
-) -> u32 {
-    for own in [false, true] {
-        for &(site, units) in away.iter().filter(|away| (away.0 == claim.site) == own) {
-            let part = units.min(count);
-            if part > 0 {
-                attach(site, part);
-                count -= part;
-            }
-        }
-    }
-    count
-}
-
-/// Adds to a list that is sorted by claim.
-fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
-    match list.binary_search_by_key(&claim, |entry| entry.0) {
-        Ok(i) => list[i].1 += count,
-        Err(i) => list.insert(i, (claim, count)),
     }
 }
 

@@ -8,7 +8,6 @@ mod laws;
 mod mutants;
 mod prices;
 mod quorum;
-mod roaming;
 mod scenarios;
 mod second_opinion;
 mod seeds;

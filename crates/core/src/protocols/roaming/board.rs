@@ -1,268 +1,365 @@
-//! The switchboard of a pool: where its units will be, as far as one site can tell.
+//! The switchboard of a pool: it knows where every unit is, and sends claims there.
 //!
-//! Every pool has one, at a site that its number decides. Who needs units and does not know where
-//! they are asks there; the board passes the ask on and expects that unit at the asker from then
-//! on. So nobody has to tell it where units go, and it is nearly always right. It decides nothing:
-//! where it is wrong, the ask follows the trail that the unit left.
+//! Every pool has one, at a site that its number decides. Who lacks units asks there; the board
+//! tells a site that has some to give them to the claim, and hears when they have arrived. So at
+//! any time it knows of each unit the site that has it or has just given it away, and which claims
+//! it has sent there. It grants nothing: the sites do, and serve by age what the board sends them.
+//!
+//! Three things make it quick. Idle units go first. A claim may be sent behind another one that
+//! uses units, and then gets them in one message when they are released; but only behind one that
+//! has as many as it needs, because units of one claim are released together, and a claim that
+//! collects from two leaves the first idle until the second comes. All others wait at the board,
+//! in order, for units that nobody was sent for: those come to the board when they are released.
+//!
+//! It counts, and does not guess: of each site, the units that it has and those that claims were
+//! sent for. Both differ from the truth only by what is on its way, and in the right direction: who
+//! sends a claim back had no unit for it when the board believed so, too.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
-
-use serde::{Deserialize, Serialize};
 
 use crate::types::{SiteId, Stamp};
 
 /// What a board knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Board {
-    /// One per unit, the one that was asked for longest ago first.
-    slots: VecDeque<Slot>,
-    /// Idle units of each site, as far as it has said.
-    spare: BTreeMap<SiteId, u32>,
-    /// Asks that wait here, because older ones are still on their way to every unit.
+    /// Each site that has units or was sent claims.
+    posts: BTreeMap<SiteId, Post>,
+    /// Claims that use units, by site.
+    users: BTreeMap<(SiteId, Stamp), User>,
+    /// The users that somebody may be sent behind, by their units: nobody was yet.
+    open: BTreeSet<(u32, Stamp)>,
+    /// Claims that were sent somewhere and have not got everything, with the places.
+    sent: BTreeMap<Stamp, Vec<Place>>,
+    /// Claims that wait here.
     held: BTreeMap<Stamp, u32>,
-    /// Whether sites tell when units arrive, so that asks may wait here.
-    notes: bool,
-    /// Claims per unit that seem to wait.
-    crowd: usize,
-    /// Claims remembered per unit.
-    memory: usize,
 }
 
-/// One unit. Which one is of no matter: sites may serve an ask with another one that they have.
+/// What the board knows of a site.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Post {
+    /// Units that it has, as far as the board has heard: below zero where it heard first that a
+    /// unit left, and not yet that it came.
+    units: i64,
+    /// Units that claims were sent for.
+    wanted: u32,
+    /// Units that it said are idle.
+    spare: u32,
+}
+
+/// A claim that has units.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Slot {
-    unit: u32,
-    /// The site that has it, or had it before those below; none where the board has lost it.
-    base: Option<SiteId>,
-    /// Claims that it was asked for since, in the order of the asks.
-    asked: Vec<Stamp>,
+struct User {
+    units: u32,
+    /// Those that nobody was sent for.
+    free: u32,
 }
 
-/// What a site tells of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Stock {
-    /// Idle units that nobody at the site needs.
-    pub spare: u32,
-    /// Units that it owns or is owed, without those that others want of it.
-    pub own: u32,
-    /// The oldest of its claims that is owed units.
-    pub oldest: Option<Stamp>,
-    /// Claims per unit that waited when it last gave one away.
-    pub crowd: u32,
+/// One unit that a claim was sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Place {
+    site: SiteId,
+    /// The claim that had it then.
+    user: Option<Stamp>,
+}
+
+impl Post {
+    /// Units that are there and that nobody was sent for.
+    fn room(&self) -> u32 {
+        self.units().saturating_sub(self.wanted)
+    }
+
+    fn units(&self) -> u32 {
+        u32::try_from(self.units.max(0)).unwrap_or(u32::MAX)
+    }
+
+    fn idle(&self) -> u32 {
+        self.spare.min(self.room())
+    }
 }
 
 impl Board {
-    pub(super) fn new(owners: impl Iterator<Item = SiteId>, sites: u16, notes: bool) -> Self {
-        let slot = |(unit, site)| Slot { unit, base: Some(site), asked: Vec::new() };
+    pub(super) const fn new() -> Self {
         Self {
-            slots: (0..).zip(owners).map(slot).collect(),
-            spare: BTreeMap::new(),
+            posts: BTreeMap::new(),
+            users: BTreeMap::new(),
+            open: BTreeSet::new(),
+            sent: BTreeMap::new(),
             held: BTreeMap::new(),
-            notes,
-            crowd: 0,
-            memory: usize::from(sites).max(4),
         }
     }
 
-    /// Takes in what a site tells of itself.
-    pub(super) fn note(&mut self, site: SiteId, stock: Stock) {
-        if stock.spare == 0 {
-            self.spare.remove(&site);
-        } else {
-            self.spare.insert(site, stock.spare);
-        }
-        if self.notes {
-            return;
-        }
-        self.crowd = stock.crowd as usize;
-        for slot in &mut self.slots {
-            slot.served(site, stock.oldest);
-        }
-        let here = self.slots.iter().filter(|slot| slot.end() == Some(site)).count();
-        let own = stock.own as usize;
-        for slot in self.slots.iter_mut().filter(|slot| slot.end() == Some(site)).skip(own) {
-            slot.base = None;
-            slot.asked.clear();
-        }
-        let lost = self.slots.iter_mut().filter(|slot| slot.end().is_none());
-        for slot in lost.take(own.saturating_sub(here)) {
-            slot.base = Some(site);
-        }
+    /// A unit is at a site as the epoch begins.
+    pub(super) fn found(&mut self, site: SiteId, idle: bool) {
+        let post = self.posts.entry(site).or_default();
+        post.units += 1;
+        post.spare += u32::from(idle);
     }
 
-    /// Units have arrived and served these claims.
-    pub(super) fn arrived(&mut self, units: &[(u32, u64)], served: &[(Stamp, u32)]) {
-        let is_one = |slot: &Slot| units.iter().any(|&(unit, _)| unit == slot.unit);
-        for &(claim, count) in served {
-            let mut left = count;
-            for exact in [true, false] {
-                for slot in self.slots.iter_mut().filter(|slot| !exact || is_one(slot)) {
-                    if left > 0
-                        && let Some(i) = slot.asked.iter().position(|&asked| asked == claim)
-                    {
-                        slot.asked.remove(i);
-                        left -= 1;
-                    }
-                }
-            }
-        }
-        // They are in use for a while: the others come first.
-        let (there, rest) = self.slots.drain(..).partition::<Vec<Slot>, _>(is_one);
-        self.slots = rest.into_iter().chain(there).collect();
-    }
-
-    /// Whether no ask waits here.
+    /// Whether no claim waits here or is on its way.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.is_empty() && self.sent.is_empty()
     }
 
-    /// Takes in an ask.
+    /// Whether claims wait here.
+    pub(super) fn is_crowded(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// A claim lacks units.
     pub(super) fn hold(&mut self, claim: Stamp, count: u32) {
         let held = self.held.entry(claim).or_default();
         *held = held.saturating_add(count);
     }
 
-    /// Chooses units for the asks whose turn has nearly come, and for each the site to ask.
-    /// `place` says where a unit was last heard of.
-    pub(super) fn place(&mut self, place: impl Fn(u32) -> SiteId) -> Vec<(Stamp, u32, SiteId)> {
-        let mut list = Vec::new();
+    /// A site has so many idle units.
+    pub(super) fn note(&mut self, site: SiteId, spare: u32) {
+        self.posts.entry(site).or_default().spare = spare;
+    }
+
+    /// The switchboard's own site has so many units now.
+    pub(super) fn made(&mut self, me: SiteId, units: u32) {
+        self.posts.entry(me).or_default().units = units.into();
+    }
+
+    /// Whether `site` was sent a claim for so many units.
+    pub(super) fn has_sent(&self, claim: Stamp, site: SiteId, count: u64) -> bool {
+        let places = self.sent.get(&claim).map_or(&[][..], Vec::as_slice);
+        places.iter().filter(|place| place.site == site).count() as u64 >= count
+    }
+
+    /// A unit of `from` has gone to the site of a claim that was sent for it.
+    pub(super) fn moved(&mut self, from: SiteId, claim: Stamp) {
+        let Some(place) = self.end(claim, from) else { return };
+        self.posts.entry(claim.site).or_default().units += 1;
+        if let Some(user) = place.user {
+            self.lower(user);
+        }
+        self.left(from);
+        let user = self.users.entry((claim.site, claim)).or_insert(User { units: 0, free: 0 });
+        user.units += 1;
+        user.free += 1;
+        self.sort(claim);
+    }
+
+    /// A claim could not be served where it was sent to.
+    pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) {
+        let Some(place) = self.end(claim, site) else { return };
+        let post = self.posts.entry(site).or_default();
+        post.spare = 0;
+        if let Some(user) = place.user
+            && let Some(entry) = self.users.get_mut(&(user.site, user))
+        {
+            entry.free = entry.units.min(entry.free + 1);
+            self.sort(user);
+        }
+        self.hold(claim, 1);
+    }
+
+    /// A unit that a claim released has come from there to `home`, or stays idle.
+    pub(super) fn released(&mut self, claim: Stamp, home: Option<SiteId>) {
+        self.lower(claim);
+        if let Some(home) = home {
+            self.left(claim.site);
+            self.posts.entry(home).or_default().units += 1;
+        }
+    }
+
+    /// A site has a unit less. Of the claims there, no more units are known than it has.
+    fn left(&mut self, site: SiteId) {
+        let post = self.posts.entry(site).or_default();
+        post.units -= 1;
+        let units = post.units();
+        let there = self.users.range((site, OLDEST)..=(site, YOUNGEST));
+        let used: u32 = there.clone().map(|(_, user)| user.units).sum();
+        if used > units
+            && let Some((&(_, oldest), _)) = there.clone().next()
+        {
+            self.lower(oldest);
+        }
+    }
+
+    /// Takes away one of the places that a claim was sent to.
+    fn end(&mut self, claim: Stamp, site: SiteId) -> Option<Place> {
+        let places = self.sent.get_mut(&claim)?;
+        let i = places.iter().position(|place| place.site == site)?;
+        let place = places.remove(i);
+        if places.is_empty() {
+            self.sent.remove(&claim);
+        }
+        let post = self.posts.entry(site).or_default();
+        post.wanted = post.wanted.saturating_sub(1);
+        self.sort(claim);
+        Some(place)
+    }
+
+    /// A claim has a unit less.
+    fn lower(&mut self, claim: Stamp) {
+        let Some(user) = self.users.get_mut(&(claim.site, claim)) else { return };
+        self.open.remove(&(user.units, claim));
+        user.units -= 1;
+        user.free = user.free.min(user.units);
+        if user.units == 0 {
+            self.users.remove(&(claim.site, claim));
+        }
+        self.sort(claim);
+    }
+
+    /// Keeps `open` right.
+    fn sort(&mut self, claim: Stamp) {
+        let Some(user) = self.users.get(&(claim.site, claim)) else { return };
+        let ready = user.free == user.units && !self.sent.contains_key(&claim);
+        for units in 1..=user.units {
+            self.open.remove(&(units, claim));
+        }
+        if ready {
+            self.open.insert((user.units, claim));
+        }
+    }
+
+    /// Sends on the claims whose turn has come: claim, site and units. With `any`, claims wait for
+    /// younger ones too, which is wrong.
+    pub(super) fn place(&mut self, any: bool) -> BTreeMap<(Stamp, SiteId), u32> {
+        let mut list = BTreeMap::new();
+        let mut reserved = 0;
         let held: Vec<(Stamp, u32)> = self.held.iter().map(|(&c, &n)| (c, n)).collect();
         for (claim, count) in held {
-            let chosen = self.choose(claim, count as usize, &place);
-            let left = count as usize - chosen.len();
+            let places = self.choose(claim, count, any, &mut reserved);
+            let left = count - u32::try_from(places.len()).expect("no more than was asked");
             if left == 0 {
                 self.held.remove(&claim);
             } else {
-                self.held.insert(claim, u32::try_from(left).expect("no more than before"));
+                self.held.insert(claim, left);
             }
-            let take = |i: usize| self.slots.remove(i).expect("chosen from those that are there");
-            let slots: Vec<Slot> = chosen.into_iter().rev().map(take).collect();
-            for slot in slots.into_iter().rev() {
-                let (unit, site) = self.expect(slot, claim, &place);
-                list.push((claim, unit, site));
+            for place in places {
+                self.send(claim, place);
+                *list.entry((claim, place.site)).or_default() += 1;
             }
         }
         list
     }
 
-    /// The slots to ask for a claim, in order; as many as may be asked now.
-    ///
-    /// Units that end up at the same site are released together, and arrive together. A claim for
-    /// two that takes them from two sites leaves the first idle until the second comes; so pairs
-    /// are kept together where that does not make them busier than the rest.
-    fn choose(&self, claim: Stamp, count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
-        let elsewhere = |&i: &usize| {
-            let slot = &self.slots[i];
-            self.end(slot, place) != claim.site && self.before(slot, claim, place) != claim.site
-        };
-        let all = 0..self.slots.len();
-        let away: Vec<usize> = all.clone().filter(elsewhere).collect();
-        let open: Vec<usize> = away.iter().copied().filter(|&i| self.is_open(i, claim)).collect();
-        let mut chosen = self.together(&open, count, place);
-        for i in open {
-            if chosen.len() < count && !chosen.contains(&i) {
-                chosen.push(i);
+    /// Ends asks for more units than are elsewhere: their site has got the rest in the meantime, or
+    /// will know better. Where claims were sent to that site it may have given units away.
+    pub(super) fn end_superfluous(&mut self, capacity: u32) -> Vec<(Stamp, u32)> {
+        let mut list = Vec::new();
+        for (&claim, &held) in &self.held {
+            let post = self.posts.get(&claim.site);
+            if post.is_some_and(|post| post.wanted > 0) {
+                continue;
+            }
+            let elsewhere = capacity - post.map_or(0, Post::units).min(capacity);
+            let sent = self.sent.get(&claim).map_or(0, Vec::len);
+            let asked = u64::from(held) + sent as u64;
+            let excess = asked.saturating_sub(elsewhere.into()).min(held.into());
+            if excess > 0 {
+                list.push((claim, u32::try_from(excess).expect("no more than is held")));
             }
         }
-        if chosen.len() < count && away.len() < count {
-            // More is asked than seems to be elsewhere: the site will find out where it is.
-            chosen.extend(all.filter(|i| !away.contains(i)).take(count - away.len()));
+        for &(claim, excess) in &list {
+            let left = self.held[&claim] - excess;
+            if left == 0 {
+                self.held.remove(&claim);
+            } else {
+                self.held.insert(claim, left);
+            }
         }
-        chosen.sort_unstable();
-        chosen
+        list
     }
 
-    /// Whether a claim may be asked for at this unit now. It is never kept back by a younger one:
-    /// that could wait for a unit that this claim has.
-    fn is_open(&self, slot: usize, claim: Stamp) -> bool {
-        !self.notes || self.slots[slot].asked.iter().all(|&asked| asked > claim)
+    fn send(&mut self, claim: Stamp, place: Place) {
+        let post = self.posts.entry(place.site).or_default();
+        post.wanted += 1;
+        if place.user.is_none() {
+            post.spare = post.spare.saturating_sub(1);
+        }
+        self.sent.entry(claim).or_default().push(place);
+        self.sort(claim);
+        if let Some(user) = place.user
+            && let Some(entry) = self.users.get_mut(&(user.site, user))
+        {
+            entry.free = entry.free.saturating_sub(1);
+            self.sort(user);
+        }
     }
 
-    /// So many of these slots at one site, where they are idle or not busier than most.
-    fn together(&self, open: &[usize], count: usize, place: &impl Fn(u32) -> SiteId) -> Vec<usize> {
-        let mut groups: BTreeMap<SiteId, Vec<usize>> = BTreeMap::new();
-        for &i in open {
-            groups.entry(self.end(&self.slots[i], place)).or_default().push(i);
+    /// Where to send a claim: for all its units, or for none of them.
+    fn choose(&self, claim: Stamp, count: u32, any: bool, reserved: &mut u32) -> Vec<Place> {
+        let k = count as usize;
+        let others = self.posts.iter().filter(|(site, _)| **site != claim.site);
+        let idle = |(&site, post): (&SiteId, &Post)| (site, post.idle());
+        let mut stocks: Vec<(SiteId, u32)> = others.clone().map(idle).collect();
+        stocks.retain(|stock| stock.1 > 0);
+        let total: u32 = stocks.iter().map(|stock| stock.1).sum();
+        // From the smallest stock that is large enough; else from the largest.
+        stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
+        let idle =
+            stocks.iter().flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None }));
+        // Where many wait, what was said to be idle is often used by now, and a claim that collects
+        // from two sites leaves the first unit idle until the second comes.
+        let whole = stocks.first().is_some_and(|stock| stock.1 >= count);
+        if (whole || self.held.len() <= FEW) && total >= count + *reserved {
+            return idle.take(k).collect();
         }
-        let spare = |site: SiteId| self.spare.get(&site).copied().unwrap_or_default() as usize;
-        let half = open.get(open.len() / 2).copied().unwrap_or_default();
-        let usable = groups.iter().filter(|(_, list)| list.len() >= count);
-        let best = usable.min_by_key(|&(&site, list)| {
-            // Idle first; then of the right size; then what was asked for longest ago.
-            let busy = spare(site) < count;
-            let recent = !self.notes && busy && list[count - 1] > half;
-            (recent, busy, list.len() != count, list[count - 1])
-        });
-        let Some((&site, list)) = best else { return Vec::new() };
-        if !self.notes && spare(site) < count && list[count - 1] > half {
+        let fits = self.open.range((count, OLDEST)..=(count, YOUNGEST));
+        let fit = fits
+            .map(|fit| fit.1)
+            .find(|user| user.site != claim.site && self.posts[&user.site].room() >= count);
+        if let Some(user) = fit {
+            let place = Place { site: user.site, user: Some(user) };
+            return (0..k).map(|_| place).collect();
+        }
+        if self.sent.first_key_value().is_some_and(|sent| any || *sent.0 < claim) {
+            *reserved = total.min(count + *reserved);
             return Vec::new();
         }
-        list[..count].to_vec()
-    }
-
-    /// The site that has a unit just before a claim does.
-    fn before(&self, slot: &Slot, claim: Stamp, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        // Without notes the board does not know who was served, and goes by what it hears of the
-        // crowd.
-        let waiting = if self.notes { usize::MAX } else { self.crowd.saturating_mul(2) + 1 };
-        let served = slot.asked.len().saturating_sub(waiting);
-        let (served, waiting) = slot.asked.split_at(served);
-        if !self.notes && waiting.len() <= 1 {
-            return self.end(slot, place);
-        }
-        let older = waiting.iter().filter(|&&asked| asked < claim).max();
-        older.or_else(|| served.last()).map_or_else(|| self.base(slot, place), |older| older.site)
-    }
-
-    /// The site where a unit ends up when everybody has had it.
-    fn end(&self, slot: &Slot, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        slot.asked.last().map_or_else(|| self.base(slot, place), |claim| claim.site)
-    }
-
-    /// The site that has it now, as far as is known.
-    fn base(&self, slot: &Slot, place: &impl Fn(u32) -> SiteId) -> SiteId {
-        slot.base.filter(|_| !self.notes).unwrap_or_else(|| place(slot.unit))
-    }
-
-    fn expect(
-        &mut self,
-        mut slot: Slot,
-        claim: Stamp,
-        place: &impl Fn(u32) -> SiteId,
-    ) -> (u32, SiteId) {
-        if let Some(units) = self.spare.get_mut(&self.end(&slot, place)) {
-            *units = units.saturating_sub(1);
-        }
-        let way = self.before(&slot, claim, place);
-        let unit = slot.unit;
-        slot.asked.push(claim);
-        if slot.asked.len() > self.memory {
-            slot.base = Some(slot.asked.remove(0).site);
-        }
-        self.slots.push_back(slot);
-        (unit, way)
-    }
-}
-
-impl Slot {
-    /// The site where it ends up when everybody has had it.
-    fn end(&self) -> Option<SiteId> {
-        self.asked.last().map(|claim| claim.site).or(self.base)
-    }
-
-    /// All claims of `site` that are older than `oldest` have been served, and so have those that
-    /// came before them.
-    fn served(&mut self, site: SiteId, oldest: Option<Stamp>) {
-        let done =
-            |claim: &Stamp| claim.site == site && oldest.is_none_or(|oldest| *claim < oldest);
-        let Some(at) = self.asked.iter().rposition(done) else { return };
-        let last = self.asked[at];
-        let mut i = 0;
-        self.asked.retain(|&claim| {
-            i += 1;
-            i > at + 1 || claim > last
+        // Nobody older is on the way, so it must not wait for anybody.
+        let large = self.users.iter().filter(|((site, _), user)| {
+            let post = &self.posts[site];
+            *site != claim.site && user.units >= count && post.units() >= count
         });
-        self.base = Some(site);
+        let both = large.min_by_key(|(_, user)| user.units);
+        if let Some((&(site, user), _)) = both
+            && !self.sent.contains_key(&claim)
+        {
+            let place = Place { site, user: Some(user) };
+            return (0..k).map(|_| place).collect();
+        }
+        let mut list: Vec<Place> = idle.take(k).collect();
+        let users = self.users.iter().filter(|(user, _)| user.0 != claim.site);
+        let mut users: Vec<(Stamp, &User)> = users.map(|(user, entry)| (user.1, entry)).collect();
+        users.sort_by_key(|&(user, entry)| (entry.free.abs_diff(count), user));
+        let mut room: BTreeMap<SiteId, u32> =
+            others.clone().map(|(&site, post)| (site, post.room())).collect();
+        for place in &list {
+            room.entry(place.site).and_modify(|room| *room -= 1);
+        }
+        for (user, entry) in users {
+            let free = room.get_mut(&user.site);
+            let Some(free) = free else { continue };
+            let n = entry.free.min(*free).min(count - u32::try_from(list.len()).unwrap_or(count));
+            *free -= n;
+            list.extend((0..n).map(|_| Place { site: user.site, user: Some(user) }));
+        }
+        for (site, room) in room {
+            let n = room.min(count - u32::try_from(list.len()).unwrap_or(count));
+            list.extend((0..n).map(|_| Place { site, user: None }));
+        }
+        // Younger ones were sent for all units: it goes first.
+        for (&site, post) in others {
+            let here = |place: &&Place| place.site == site;
+            let before = self.sent.get(&claim).map_or(0, |sent| sent.iter().filter(here).count());
+            let have = before + list.iter().filter(here).count();
+            let more = (post.units() as usize).saturating_sub(have);
+            let n = more.min(k - list.len());
+            list.extend((0..n).map(|_| Place { site, user: None }));
+        }
+        list
     }
 }
+
+/// While no more claims wait at the board, units of one claim are collected from several sites.
+const FEW: usize = 2;
+
+const OLDEST: Stamp = Stamp { time: 0, site: SiteId(0) };
+const YOUNGEST: Stamp = Stamp { time: u64::MAX, site: SiteId(u16::MAX) };

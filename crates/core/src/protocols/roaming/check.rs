@@ -2,9 +2,10 @@
 
 use alloc::collections::BTreeMap;
 
+use super::board::Board;
 use super::{Message, Part, Roaming, Rules};
 use crate::protocol::PeerFault;
-use crate::types::{Clock, SiteId, Stamp};
+use crate::types::{SiteId, Stamp};
 
 impl<R: Rules> Roaming<R> {
     /// Refuses what no correct site says, before anything is changed.
@@ -22,71 +23,83 @@ impl<R: Rules> Roaming<R> {
     fn check_part(&self, from: SiteId, part: &Part) -> Result<(), PeerFault> {
         let pool = self.pools.get(part.pool.index());
         let pool = pool.ok_or(PeerFault::UnknownPool(part.pool))?;
-        if !part.units.is_sorted_by(|a, b| a.0 < b.0) {
+        if !part.units.is_sorted_by(|a, b| a < b) {
             return Err(PeerFault::Unexpected("units out of order"));
         }
-        for &(unit, hops) in part.units.iter().chain(&part.arrived) {
-            if unit >= pool.capacity || hops >= Clock::LIMIT {
+        for unit in &part.units {
+            if *unit >= pool.capacity {
                 return Err(PeerFault::Unexpected("a unit that does not exist"));
             }
+            if pool.owned.contains(unit) {
+                return Err(PeerFault::Unexpected("a unit that is here"));
+            }
         }
-        if part.units.iter().any(|(unit, _)| pool.owned.contains_key(unit)) {
-            return Err(PeerFault::Unexpected("a unit that is here"));
-        }
-        // What comes home for each own claim, all in all.
-        let mut home: BTreeMap<Stamp, u64> = BTreeMap::new();
-        let mut served = 0;
-        for list in [&part.served, &part.wants] {
+        let lists = [&part.served, &part.wants, &part.ended, &part.asks, &part.bounced];
+        let lists = lists.into_iter().chain([&part.home, &part.idle]);
+        for list in lists {
             if !list.is_sorted_by(|a, b| a.0 < b.0) {
                 return Err(PeerFault::Unexpected("claims out of order"));
             }
+            for &(claim, count) in list {
+                self.check_site(claim.site)?;
+                if count == 0 || count > pool.capacity {
+                    return Err(PeerFault::TooManyUnits(claim));
+                }
+            }
         }
-        for &(claim, count) in &part.served {
+        let mut over: BTreeMap<Stamp, u64> = BTreeMap::new();
+        for &(claim, count) in part.served.iter().chain(&part.ended) {
             if claim.site != self.me {
                 return Err(PeerFault::ForeignClaim(claim));
             }
-            served += u64::from(count);
-            *home.entry(claim).or_default() += u64::from(count);
+            *over.entry(claim).or_default() += u64::from(count);
         }
-        if served != part.units.len() as u64 {
+        for (claim, count) in over {
+            if count > pool.due.get(&claim).map_or(0, |&due| u64::from(due)) {
+                return Err(PeerFault::TooManyUnits(claim));
+            }
+        }
+        let sum = |list: &[(Stamp, u32)]| list.iter().map(|&(_, n)| u64::from(n)).sum::<u64>();
+        if sum(&part.served) + sum(&part.home) != part.units.len() as u64 {
             return Err(PeerFault::Unexpected("units that nobody wanted"));
         }
-        for &(claim, count) in &part.wants {
-            self.check_site(claim.site)?;
-            if u64::from(count) > served || count == 0 {
-                return Err(PeerFault::TooManyUnits(claim));
-            }
-            if claim.site == self.me {
-                *home.entry(claim).or_default() += u64::from(count);
-            }
+        if let Some(&(claim, _)) = part.wants.iter().find(|want| want.0.site == self.me) {
+            return Err(PeerFault::ForeignClaim(claim));
         }
-        for ask in &part.asks {
-            self.check_site(ask.claim.site)?;
-            if ask.count == 0 || ask.count > pool.capacity {
-                return Err(PeerFault::TooManyUnits(ask.claim));
-            }
-            if ask.follow.is_none() && (ask.claim.site != from || pool.desk != self.me) {
-                return Err(PeerFault::ForeignClaim(ask.claim));
-            }
-            if let Some((unit, trail)) = ask.follow {
-                self.check_site(trail.site)?;
-                if unit >= pool.capacity || trail.hops >= Clock::LIMIT {
-                    return Err(PeerFault::Unexpected("a unit that does not exist"));
-                }
-            }
-            if ask.claim.site == self.me {
-                *home.entry(ask.claim).or_default() += u64::from(ask.count);
-            }
+        if !(part.wants.is_empty() && part.ended.is_empty()) && from != pool.desk {
+            return Err(PeerFault::Unexpected("claims that the switchboard did not send"));
         }
-        for (claim, count) in home {
-            if count == 0 || count > pool.due.get(&claim).map_or(0, |&due| u64::from(due)) {
-                return Err(PeerFault::TooManyUnits(claim));
-            }
+        match &pool.board {
+            Some(board) => check_news(board, from, part),
+            None if part.is_news() => Err(PeerFault::Unexpected("news for the switchboard")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn check_site(&self, site: SiteId) -> Result<(), PeerFault> {
         if site.0 < self.sites { Ok(()) } else { Err(PeerFault::UnknownSite(site)) }
     }
+}
+
+/// What is told to the switchboard must fit what it knows.
+fn check_news(board: &Board, from: SiteId, part: &Part) -> Result<(), PeerFault> {
+    let own = part.asks.iter().chain(&part.home).chain(&part.idle).map(|entry| entry.0);
+    let came = part.came.iter().map(|came| came.claim);
+    if let Some(claim) = own.chain(came).find(|claim| claim.site != from) {
+        return Err(PeerFault::ForeignClaim(claim));
+    }
+    if !part.came.is_sorted_by(|a, b| a < b) {
+        return Err(PeerFault::Unexpected("claims out of order"));
+    }
+    for came in &part.came {
+        if came.units == 0 || !board.has_sent(came.claim, came.from, came.units.into()) {
+            return Err(PeerFault::TooManyUnits(came.claim));
+        }
+    }
+    for &(claim, count) in &part.bounced {
+        if !board.has_sent(claim, from, count.into()) {
+            return Err(PeerFault::TooManyUnits(claim));
+        }
+    }
+    Ok(())
 }

@@ -1,50 +1,51 @@
-//! Going on in a new epoch.
+//! How an epoch begins.
 //!
 //! Messages of the old epoch are dropped, and with them what was agreed and units that were on
-//! their
-//! way. Every member knows from the survey where each unit is now: with the claim that holds it, or
-//! idle at a site. Units that are nowhere, because they are new or were on their way, are dealt out
-//! anew. Units that a departed site may use are out of use: asks for them wait at the switchboard,
-//! as for a unit that is on its way there, until an epoch begins in which they are free.
+//! their way. Every member knows from the survey where each unit is now: with the claim that holds
+//! it, or idle at a site. Units that are nowhere, because they are new or were on their way, are
+//! dealt out. Units that a departed site may use are out of use: the switchboard does not know of
+//! them, so asks for them wait there until an epoch begins in which they are free.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
 use super::board::Board;
-use super::pool::{Pool, Trail, first_owner, switchboard};
+use super::pool::Pool;
 use super::{Own, Roaming, Rules, Turn};
 use crate::epoch::Survey;
 use crate::protocol::EffectsOf;
-use crate::types::{Cluster, PoolId, SiteId, Unit};
+use crate::types::{Cluster, PoolId, SiteId, Unit, Units};
 
 impl<R: Rules> Roaming<R> {
     /// The state at the start of an epoch.
     pub(super) fn begin(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
-        let mut fresh = Self::empty(me, cluster);
         let members: Vec<SiteId> = cluster.all().collect();
         let mut holders: BTreeMap<Unit, SiteId> = BTreeMap::new();
         for (claim, standing) in &survey.claims {
             let units = standing.held.iter().flatten();
             holders.extend(units.map(|&unit| (unit, claim.site)));
         }
-        for pool in &mut fresh.pools {
-            let first = switchboard(pool.id, cluster.sites);
-            let desk = members.iter().copied().find(|&site| site >= first);
-            pool.desk = desk.or_else(|| members.first().copied()).unwrap_or(first);
-            for number in 0..pool.capacity {
-                let unit = Unit { pool: pool.id, number };
+        let pools = (0..).map(PoolId).zip(&cluster.pools);
+        let pool = |(id, &units): (PoolId, &Units)| {
+            let mut pool = Pool::new(id, units.0, switchboard(id, cluster.sites, &members));
+            if pool.desk == me {
+                pool.board = Some(Board::new());
+            }
+            for number in 0..units.0 {
+                let unit = Unit { pool: id, number };
                 if let Some(&site) = holders.get(&unit) {
-                    pool.place(number, site, me, false);
-                } else if survey.withheld_units.contains(&unit) {
-                    pool.trails.insert(number, Trail { hops: 0, site: pool.desk });
-                } else {
-                    let site = survey.idle.get(&unit).copied();
-                    let site = site.unwrap_or_else(|| deal(pool.id, number, &members));
-                    pool.place(number, site, me, true);
+                    pool.find(number, site, me, false);
+                } else if !survey.withheld_units.contains(&unit) {
+                    let idle = survey.idle.get(&unit).copied();
+                    pool.find(number, idle.unwrap_or_else(|| deal(unit, &members)), me, true);
                 }
             }
-            pool.open_desk(me, cluster.sites);
-        }
+            pool
+        };
+        let pools = pools.map(pool).collect();
+        let claims = BTreeMap::new();
+        let mut fresh = Self { me, sites: cluster.sites, pools, claims, rules: PhantomData };
         for (claim, standing) in survey.of(me) {
             let own = if let Some(units) = &standing.held {
                 Own::Held(units.clone())
@@ -77,40 +78,41 @@ impl<R: Rules> Roaming<R> {
 
     /// The units that lie here unused.
     pub(super) fn idle(&self) -> Vec<Unit> {
-        let idle = self
-            .pools
-            .iter()
-            .flat_map(|pool| pool.idle.iter().map(|&number| Unit { pool: pool.id, number }));
-        let mut list: Vec<Unit> = idle.collect();
+        let idle = |pool: &Pool| -> Vec<Unit> {
+            pool.idle.iter().map(|&number| Unit { pool: pool.id, number }).collect()
+        };
+        let mut list: Vec<Unit> = self.pools.iter().flat_map(idle).collect();
         list.sort_unstable();
         list
     }
 }
 
 impl Pool {
-    fn place(&mut self, number: u32, site: SiteId, me: SiteId, idle: bool) {
-        if site != me {
-            self.trails.insert(number, Trail { hops: 0, site });
-        } else if idle {
-            self.own(number, 0);
-        } else {
-            self.owned.insert(number, 0);
+    /// A unit is at a site as the epoch begins.
+    fn find(&mut self, number: u32, site: SiteId, me: SiteId, idle: bool) {
+        if let Some(board) = &mut self.board {
+            board.found(site, idle);
         }
-    }
-
-    fn open_desk(&mut self, me: SiteId, sites: u16) {
-        if self.desk == me {
-            let owner = |unit| {
-                if self.owned.contains_key(&unit) { me } else { self.trail(unit, sites).site }
-            };
-            let board = Board::new((0..self.capacity).map(owner), sites, self.notes);
-            self.board = Some(board);
+        if site != me {
+            return;
+        }
+        if idle {
+            self.own(number);
+        } else {
+            self.owned.insert(number);
         }
     }
 }
 
-/// The member that gets a unit which is nowhere.
-fn deal(pool: PoolId, number: u32, members: &[SiteId]) -> SiteId {
-    let count = u16::try_from(members.len()).expect("no more than there are sites");
-    members[first_owner(pool, number, count).index()]
+/// The site that has the pool's switchboard: the first from one on that the pool's number decides.
+fn switchboard(pool: PoolId, sites: u16, members: &[SiteId]) -> SiteId {
+    let first = SiteId(pool.0 % sites);
+    let from = members.iter().copied().find(|&site| site >= first);
+    from.or_else(|| members.first().copied()).unwrap_or(first)
+}
+
+/// The member that gets a unit which is nowhere: they are dealt out one by one.
+fn deal(unit: Unit, members: &[SiteId]) -> SiteId {
+    let place = (u64::from(unit.pool.0) + u64::from(unit.number)) % members.len() as u64;
+    members[usize::try_from(place).expect("below the number of members")]
 }

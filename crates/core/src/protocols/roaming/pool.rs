@@ -1,11 +1,10 @@
 //! What a site knows of one pool: the units it owns, who wants them, what it is owed.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::board::{Board, Stock};
+use super::board::Board;
 use super::queue::Queue;
 use crate::types::{PoolId, SiteId, Stamp};
 
@@ -15,92 +14,68 @@ pub(super) struct Pool {
     pub(super) id: PoolId,
     /// Units in the whole cluster.
     pub(super) capacity: u32,
-    /// The units that this site owns, with the moves that each has made.
-    pub(super) owned: BTreeMap<u32, u64>,
+    /// The units that this site owns.
+    pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
     pub(super) idle: VecDeque<u32>,
     /// Own claims that wait, and wants of others, oldest first. Invariant: it counts as many idle
     /// units as there are.
     pub(super) queue: Queue,
-    /// Wants of others that are in the queue. Invariant: for each claim no more than are owned
-    /// here, so that every want has a unit that will be free for it.
+    /// Claims of others that the switchboard sent here, which are in the queue. Invariant: all in
+    /// all no more than units are owned here, so that there is one for each.
     pub(super) wants: BTreeMap<Stamp, u32>,
+    /// All of them.
+    pub(super) wanted: u64,
     /// Own claims that wait, by the units that they ask for.
     pub(super) needs: BTreeMap<u32, BTreeSet<Stamp>>,
     /// The units that they ask for, all in all.
     pub(super) needed: u64,
-    /// Wants of this site that are elsewhere. Invariant: with the owned units, those up to each
-    /// waiting claim are as many as it asks for.
+    /// What own claims are owed: asked for, and not here. Invariant: with the owned units, what is
+    /// owed up to each waiting claim is as much as it asks for.
     pub(super) due: BTreeMap<Stamp, u32>,
-    /// Asks of others that stay until a unit that is on its way here arrives.
-    pub(super) guests: BTreeMap<Stamp, Ask>,
-    /// Where units went that are not here, as far as is known.
-    pub(super) trails: BTreeMap<u32, Trail>,
+    /// Idle units that came for own claims which still wait. Invariant: no more than are idle.
+    pub(super) got: BTreeMap<Stamp, u32>,
+    /// Own claims whose units the switchboard has not heard of, or not whether they are used.
+    pub(super) news: BTreeMap<(Stamp, SiteId), u32>,
+    /// Units that go to the switchboard when nobody here needs them, with the claims that they
+    /// came for.
+    pub(super) homing: BTreeMap<u32, Stamp>,
     /// The site that has the pool's switchboard.
     pub(super) desk: SiteId,
     /// The switchboard, if it is at this site.
     pub(super) board: Option<Board>,
-    /// Whether sites tell the switchboard when units arrive.
-    pub(super) notes: bool,
-    /// The unit that was asked for last by this site's own knowledge.
-    pub(super) probed: u32,
-    /// Claims per unit that waited when this site last gave one away.
-    pub(super) crowd: u32,
 }
 
-/// Where a unit went.
+/// Units that came for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Trail {
-    /// The moves it had made when it arrived there.
-    pub hops: u64,
-    /// The site that it was given to.
-    pub site: SiteId,
-}
-
-/// Wants in search of units.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Ask {
-    /// The claim that lacks units.
+pub struct Came {
+    /// The claim.
     pub claim: Stamp,
+    /// The site that gave them.
+    pub from: SiteId,
     /// How many.
-    pub count: u32,
-    /// The unit to follow, and where it was; none where the switchboard has to choose.
-    pub follow: Option<(u32, Trail)>,
+    pub units: u32,
 }
 
 impl Pool {
     /// A pool of which nothing is here.
-    pub(super) fn new(id: PoolId, units: u32, sites: u16, notes: bool) -> Self {
+    pub(super) const fn new(id: PoolId, units: u32, desk: SiteId) -> Self {
         Self {
             id,
             capacity: units,
-            owned: BTreeMap::new(),
+            owned: BTreeSet::new(),
             idle: VecDeque::new(),
-            queue: Queue::default(),
+            queue: Queue::new(),
             wants: BTreeMap::new(),
+            wanted: 0,
             needs: BTreeMap::new(),
             needed: 0,
             due: BTreeMap::new(),
-            guests: BTreeMap::new(),
-            trails: BTreeMap::new(),
-            desk: switchboard(id, sites),
+            got: BTreeMap::new(),
+            news: BTreeMap::new(),
+            homing: BTreeMap::new(),
+            desk,
             board: None,
-            notes,
-            probed: 0,
-            crowd: 0,
-        }
-    }
-
-    /// Takes what is this site's at the start.
-    pub(super) fn deal_out(&mut self, me: SiteId, sites: u16) {
-        let first = |unit| first_owner(self.id, unit, sites);
-        if self.desk == me {
-            let owners = (0..self.capacity).map(first);
-            self.board = Some(Board::new(owners, sites, self.notes));
-        }
-        let mine: Vec<u32> = (0..self.capacity).filter(|&unit| first(unit) == me).collect();
-        for unit in mine {
-            self.own(unit, 0);
         }
     }
 
@@ -112,9 +87,8 @@ impl Pool {
     }
 
     /// Owns a unit from now on, idle.
-    pub(super) fn own(&mut self, unit: u32, hops: u64) {
-        self.owned.insert(unit, hops);
-        self.trails.remove(&unit);
+    pub(super) fn own(&mut self, unit: u32) {
+        self.owned.insert(unit);
         self.idle.push_back(unit);
         self.queue.grow(1);
     }
@@ -134,26 +108,12 @@ impl Pool {
         self.due.range(..=claim).map(|(_, &units)| u64::from(units)).sum()
     }
 
-    /// Where a unit that is not here was last heard of.
-    pub(super) fn trail(&self, unit: u32, sites: u16) -> Trail {
-        let first = || Trail { hops: 0, site: first_owner(self.id, unit, sites) };
-        self.trails.get(&unit).copied().unwrap_or_else(first)
+    /// Idle units that nobody here needs.
+    pub(super) fn spare(&self) -> u32 {
+        u32::try_from(self.queue.spare()).unwrap_or(u32::MAX)
     }
 
-    /// What it tells the switchboard.
-    pub(super) fn stock(&self) -> Stock {
-        let guests = self.guests.values().map(|ask| ask.count);
-        let wanted = self.wants.values().copied().chain(guests).fold(0, u32::saturating_add);
-        let due = self.due.values().copied().fold(0, u32::saturating_add);
-        Stock {
-            spare: u32::try_from(self.queue.spare()).unwrap_or(u32::MAX),
-            own: self.count().saturating_add(due).saturating_sub(wanted),
-            oldest: self.due.first_key_value().map(|(&claim, _)| claim),
-            crowd: self.crowd,
-        }
-    }
-
-    /// Takes wants out of a claim's account.
+    /// Takes what came for a claim out of its account.
     pub(super) fn settle_due(&mut self, claim: Stamp, count: u32) {
         let due = self.due.get_mut(&claim).expect("checked: no more comes than is due");
         *due -= count;
@@ -162,23 +122,46 @@ impl Pool {
         }
     }
 
+    /// Whether a claim gets all its units by what it asked for, without any other unit here.
+    pub(super) fn is_provided(&self, claim: Stamp, units: u32) -> bool {
+        let of = |list: &BTreeMap<Stamp, u32>| list.get(&claim).copied().unwrap_or_default();
+        of(&self.got) + of(&self.due) >= units
+    }
+
+    /// Keeps no more units for claims than there are: the oldest keep theirs.
+    pub(super) fn cut_got(&mut self) {
+        let all: u64 = self.got.values().map(|&got| u64::from(got)).sum();
+        let mut over = all.saturating_sub(self.queue.idle());
+        while over > 0
+            && let Some(mut last) = self.got.last_entry()
+        {
+            let cut = over.min(u64::from(*last.get()));
+            over -= cut;
+            *last.get_mut() -= u32::try_from(cut).expect("no more than it has");
+            if *last.get() == 0 {
+                last.remove();
+            }
+        }
+    }
+
+    /// A claim waits no more.
+    pub(super) fn forget_need(&mut self, claim: Stamp, units: u32) {
+        self.got.remove(&claim);
+        let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
+        claims.remove(&claim);
+        self.needed -= u64::from(units);
+        if claims.is_empty() {
+            self.needs.remove(&units);
+        }
+    }
+
     /// Takes wants of another site away.
     pub(super) fn drop_wants(&mut self, claim: Stamp, count: u32) {
         let wants = self.wants.get_mut(&claim).expect("only wants that are here are taken");
         *wants -= count;
+        self.wanted -= u64::from(count);
         if *wants == 0 {
             self.wants.remove(&claim);
         }
     }
-}
-
-/// The site that has the pool's switchboard while no site has left.
-pub(super) const fn switchboard(pool: PoolId, sites: u16) -> SiteId {
-    SiteId(pool.0 % sites)
-}
-
-/// The site that owns a unit at the start: they are dealt out one by one, from the switchboard on.
-pub(super) fn first_owner(pool: PoolId, unit: u32, sites: u16) -> SiteId {
-    let place = (u64::from(pool.0) + u64::from(unit)) % u64::from(sites);
-    SiteId(u16::try_from(place).expect("below the number of sites"))
 }

@@ -10,7 +10,7 @@ use core::ops::Bound;
 use crate::types::Stamp;
 
 /// Claims and wants on the idle units of one pool, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Queue {
     entries: BTreeMap<Stamp, u32>,
     /// Idle units.
@@ -22,6 +22,10 @@ pub(super) struct Queue {
 }
 
 impl Queue {
+    pub(super) const fn new() -> Self {
+        Self { entries: BTreeMap::new(), idle: 0, front: None, sum: 0 }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -52,6 +56,12 @@ impl Queue {
     /// The entries older than `stamp`.
     pub(super) fn older(&self, stamp: Stamp) -> impl Iterator<Item = (Stamp, u32)> + '_ {
         self.entries.range(..stamp).map(|(&stamp, &units)| (stamp, units))
+    }
+
+    /// The entries from the front on.
+    pub(super) fn behind(&self) -> impl Iterator<Item = (Stamp, u32)> + '_ {
+        let range = self.front.map(|front| self.entries.range(front..));
+        range.into_iter().flatten().map(|(&stamp, &units)| (stamp, units))
     }
 
     /// The entries from `from` to the front: those that fit since the front was at `from`.
@@ -110,6 +120,12 @@ impl Queue {
     /// More idle units.
     pub(super) fn grow(&mut self, units: u64) {
         self.idle += units;
+        self.settle();
+    }
+
+    /// An idle unit less, that nobody needed.
+    pub(super) fn shrink(&mut self) {
+        self.idle -= 1;
         self.settle();
     }
 

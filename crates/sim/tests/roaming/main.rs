@@ -4,7 +4,8 @@
 
 use std::panic::catch_unwind;
 
-use kofm_core::protocols::roaming::{Ask, Message, Part, Roaming, Rules, Sound, Stock, Trail};
+use kofm_core::protocols::permission::Permission;
+use kofm_core::protocols::roaming::{Came, Message, Part, Roaming, Rules, Sound};
 use kofm_core::{
     Clock, Cluster, Demand, Effects, Input, PoolId, Protocol, SiteId, Stamp, Units, step,
 };
@@ -15,20 +16,12 @@ use kofm_sim::seeded::{Blind, Setup, run};
 use kofm_sim::span::Span;
 use kofm_sim::world::Script;
 
-/// The rules of large clusters, in small ones.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Noted;
-
-impl Rules for Noted {
-    const NOTES_FROM: u16 = 0;
-}
-
-/// A world, what its clients may do, and how many states it has, without and with notes.
+/// A world, what its clients may do, and how many states it has.
 struct World {
     name: &'static str,
     cluster: Cluster,
     script: Script,
-    states: [u64; 2],
+    states: u64,
 }
 
 fn world(
@@ -36,7 +29,7 @@ fn world(
     pools: &[u32],
     rounds: &[u32],
     demands: &[&[u32]],
-    states: [u64; 2],
+    states: u64,
 ) -> World {
     let sites = u16::try_from(rounds.len()).unwrap();
     let pools = pools.iter().copied().map(Units).collect();
@@ -52,44 +45,26 @@ fn world(
 }
 
 fn worlds() -> Vec<World> {
+    let pair: &[&[u32]] = &[&[1], &[2]];
+    let any: &[&[u32]] = &[&[1], &[2], &[3]];
+    let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
     vec![
-        world("one unit", &[1], &[2, 2], &[&[1]], [97, 97]),
-        world("two units, withdraw, part", &[2], &[2, 2], &[&[1], &[2]], [9_230, 26_480]),
-        world("two units, withdraw, part, slots", &[2], &[2, 2], &[&[1], &[2]], [46_555, 95_087]),
-        world("three units", &[3], &[2, 2], &[&[1], &[2], &[3]], [4_048, 8_759]),
-        world("two pools, withdraw", &[1, 1], &[2, 2], &[&[1], &[0, 1], &[1, 1]], [11_036, 11_036]),
-        world(
-            "two pools, withdraw, slots",
-            &[1, 1],
-            &[2, 2],
-            &[&[1], &[0, 1], &[1, 1]],
-            [39_196, 39_196],
-        ),
-        world(
-            "pools of 2 and 1, part",
-            &[2, 1],
-            &[2, 2],
-            &[&[2, 1], &[1, 1], &[1]],
-            [12_967, 27_437],
-        ),
-        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], [1_795, 1_795]),
-        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], &[&[1], &[2]], [10_702, 44_509]),
-        world("3 sites, two units, again", &[2], &[2, 1, 1], &[&[1], &[2]], [9_502, 26_445]),
-        world("3 sites, three units", &[3], &[1, 1, 1], &[&[1], &[2], &[3]], [13_019, 91_922]),
-        world(
-            "3 sites, two pools",
-            &[1, 1],
-            &[1, 1, 1],
-            &[&[1], &[0, 1], &[1, 1]],
-            [11_636, 11_636],
-        ),
-        world(
-            "3 sites, pools of 2 and 1",
-            &[2, 1],
-            &[1, 1, 1],
-            &[&[1, 1], &[2, 1], &[2]],
-            [44_299, 152_604],
-        ),
+        world("one unit", &[1], &[2, 2], &[&[1]], 135),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 16_118),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 46_141),
+        world("three units", &[3], &[2, 2], any, 6_438),
+        world("two pools, withdraw", &[1, 1], &[2, 2], two, 19_145),
+        world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 55_573),
+        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 17_811),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_416),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_489),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 18_785),
+        world("3 sites, three units", &[3], &[1, 1, 1], any, 31_879),
+        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 30_553),
+        world("3 sites, one unit, slots, withdraw", &[1], &[2, 2, 1], &[&[1]], 33_356),
+        world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 5_662),
+        world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 71_260),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 144_424),
     ]
 }
 
@@ -107,10 +82,9 @@ fn states<R: Rules>(world: &World) -> u64 {
 
 #[test]
 fn every_interleaving_of_small_worlds() {
-    for world in worlds() {
-        let found = [states::<Sound>(&world), states::<Noted>(&world)];
-        assert_eq!(found, world.states, "{}", world.name);
-    }
+    let found: Vec<(&str, u64)> = worlds().iter().map(|w| (w.name, states::<Sound>(w))).collect();
+    let known: Vec<(&str, u64)> = worlds().iter().map(|w| (w.name, w.states)).collect();
+    assert_eq!(found, known);
 }
 
 /// A workload that its seed decides: sites, pools, demands, load, faults, patience.
@@ -148,28 +122,29 @@ fn clean<R: Rules>(setup: &Setup) -> Report {
 fn thousands_of_seeds() {
     for seed in 0..4_000 {
         clean::<Sound>(&any_setup(seed, 100));
-        clean::<Noted>(&any_setup(seed, 100));
     }
 }
 
-/// Two liveness bugs of earlier versions of this protocol fell only to millions of claims.
+/// Liveness bugs of earlier versions of this protocol fell only to millions of claims; the seeds
+/// 25, 3919, 10002, 10163 and 10332, here and above, are among those that found one.
 #[test]
 fn a_million_claims() {
     let mut granted = 0;
-    for seed in 0..500 {
-        granted += clean::<Sound>(&any_setup(10_000 + seed, 1_200)).grants();
-        granted += clean::<Noted>(&any_setup(10_000 + seed, 1_200)).grants();
+    for seed in 10_000..10_950 {
+        granted += clean::<Sound>(&any_setup(seed, 1_200)).grants();
     }
     assert!(granted > 1_000_000, "{granted}");
 }
 
-/// `cargo test --release -p kofm-sim --test it -- --ignored roaming`
+/// `SEEDS=50000 cargo test --release -p kofm-sim --test roaming -- --ignored millions`
 #[test]
-#[ignore = "takes half an hour"]
-fn a_hundred_million_claims() {
-    for seed in 0..50_000 {
-        clean::<Sound>(&any_setup(1_000_000 + seed, 1_000));
-        clean::<Noted>(&any_setup(1_000_000 + seed, 1_000));
+#[ignore = "takes half an hour with 50,000 seeds"]
+fn millions_of_claims() {
+    let number =
+        |name, other| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(other);
+    let from: u64 = number("FROM", 1_000_000);
+    for seed in from..from + number("SEEDS", 1_000) {
+        clean::<Sound>(&any_setup(seed, 1_000));
     }
 }
 
@@ -181,7 +156,6 @@ macro_rules! mutants {
             struct $name;
 
             impl Rules for $name {
-                const NOTES_FROM: u16 = 8;
                 const $rule: bool = $value;
             }
         )*
@@ -189,19 +163,24 @@ macro_rules! mutants {
         /// The checker, or an assertion in the protocol, finds what is wrong without a rule.
         #[test]
         fn no_rule_can_be_left_out() {
-            $(assert!(is_caught::<$name>(), stringify!($name));)*
+            let caught = [$((stringify!($name), is_caught::<$name>())),*];
+            let missed: Vec<_> = caught.iter().filter(|found| !found.1).collect();
+            assert!(missed.is_empty(), "{missed:?}");
         }
     };
 }
 
 mutants! {
-    WantsStayBehind: WANTS_TRAVEL = false;
     NeverWantsBack: WANTS_BACK = false;
-    LosesAsks: FOLLOWS = false;
+    LosesClaims: BOUNCES = false;
+    NeverYields: YIELDS = false;
+    CountsOnWhatEnded: ENDS = false;
+    TellsNobody: TELLS = false;
+    WaitsForYounger: BEHIND_YOUNGER = true;
+    DropsSurplus: KEEPS_SURPLUS = false;
+    KeepsOnWithdraw: FREES_ON_WITHDRAW = false;
     GrantsTooEarly: ALL_POOLS = false;
     KeepsWhatItGives: LETS_GO = false;
-    WaitsBehindYounger: BEHIND_YOUNGER = true;
-    NeverAsksAnew: ASKS_ANEW = false;
 }
 
 fn is_caught<R: Rules>() -> bool {
@@ -221,37 +200,24 @@ fn nonsense_is_refused() {
     let mut site = Roaming::<Sound>::new(SiteId(1), &cluster);
     let mine = Stamp { time: 1, site: SiteId(1) };
     let other = Stamp { time: 1, site: SiteId(2) };
-    let stock = Stock { spare: 0, own: 0, oldest: None, crowd: 0 };
-    let part = Part {
-        pool: PoolId(0),
-        stock,
-        units: Vec::new(),
-        served: Vec::new(),
-        wants: Vec::new(),
-        asks: Vec::new(),
-        arrived: Vec::new(),
-        done: Vec::new(),
-    };
-    let trail = Trail { hops: 0, site: SiteId(0) };
-    let ask = |claim, count, follow| Ask { claim, count, follow };
-    let nowhere = Trail { hops: 0, site: SiteId(9) };
+    let part = Part::new(PoolId(0));
     let far = Stamp { time: 1, site: SiteId(9) };
+    let came = Came { claim: other, from: SiteId(1), units: 1 };
     let wrong = [
-        Part { pool: PoolId(1), ..part.clone() },
-        Part { units: vec![(0, 1)], ..part.clone() },
-        Part { units: vec![(7, 1)], served: vec![(mine, 1)], ..part.clone() },
-        Part { units: vec![(1, 1)], served: vec![(mine, 1)], ..part.clone() },
-        Part { units: vec![(0, 1)], served: vec![(other, 1)], ..part.clone() },
-        Part { units: vec![(0, 1)], served: vec![(mine, 1)], ..part.clone() },
+        Part::new(PoolId(1)),
+        Part { units: vec![0], ..part.clone() },
+        Part { units: vec![7], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![1], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![0], served: vec![(other, 1)], ..part.clone() },
+        Part { units: vec![0], served: vec![(mine, 1)], ..part.clone() },
+        Part { units: vec![0], home: vec![(other, 1)], ..part.clone() },
         Part { wants: vec![(other, 1)], ..part.clone() },
-        Part { asks: vec![ask(other, 0, Some((0, trail)))], ..part.clone() },
-        Part { asks: vec![ask(other, 4, Some((0, trail)))], ..part.clone() },
-        Part { asks: vec![ask(far, 1, Some((0, trail)))], ..part.clone() },
-        Part { asks: vec![ask(other, 1, Some((0, nowhere)))], ..part.clone() },
-        Part { asks: vec![ask(other, 1, Some((5, trail)))], ..part.clone() },
-        Part { asks: vec![ask(mine, 1, Some((0, trail)))], ..part.clone() },
-        Part { asks: vec![ask(other, 1, None)], ..part.clone() },
-        Part { arrived: vec![(9, 1)], ..part },
+        Part { asks: vec![(other, 1)], ..part.clone() },
+        Part { asks: vec![(other, 0)], ..part.clone() },
+        Part { asks: vec![(far, 1)], ..part.clone() },
+        Part { bounced: vec![(mine, 1)], ..part.clone() },
+        Part { idle: vec![(other, 1)], ..part.clone() },
+        Part { came: vec![came], ..part },
     ];
     let before = site.clone();
     for part in wrong {
@@ -277,4 +243,27 @@ fn one_message_hands_a_unit_on() {
     assert!(report.messages_per_grant().mean < 3.0, "{:?}", report.messages_per_grant());
     // The unit is idle for one delay between two uses of 5.
     assert!(report.wait_mean() < 13.1, "{}", report.wait_mean());
+}
+
+/// The cells of the table in which claims wait longest: more in `examples/roaming_table.rs`.
+#[test]
+fn never_dearer_than_permission_and_little_slower() {
+    for (sites, units, clients, load) in
+        [(9, 8, 3, 1.5), (17, 8, 2, 1.5), (17, 8, 2, 0.5), (3, 32, 36, 1.5)]
+    {
+        let mut setup = Setup::new(Cluster::new(sites, units));
+        let all = f64::from(clients) * f64::from(sites);
+        setup.k = (1, 2);
+        setup.requests = 6_000;
+        setup.clients = clients;
+        setup.hold = Span::Exponential(5.0);
+        setup.think = Span::Exponential(all * 5.0 * 1.5 / (load * f64::from(units)));
+        setup.wander = true;
+        let theirs = run::<Permission>(&setup, &mut Blind);
+        let ours = clean::<Sound>(&setup);
+        let (base, cost) = (theirs.messages_per_grant().mean, ours.messages_per_grant().mean);
+        assert!(cost <= base, "{sites} sites, {units} units: {cost} messages, {base}");
+        let (base, wait) = (theirs.wait_mean(), ours.wait_mean());
+        assert!(wait <= 1.3 * base, "{sites} sites, {units} units: waits {wait}, {base}");
+    }
 }
