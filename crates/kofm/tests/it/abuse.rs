@@ -109,7 +109,7 @@ fn events_of_all_sites_are_streamed() {
 #[test]
 fn a_crowd_of_waiters() {
     // KOFM_CROWD=100000 is the longer run.
-    let crowd = std::env::var("KOFM_CROWD").map_or(12_000, |text| text.parse().unwrap());
+    let crowd = std::env::var("KOFM_CROWD").map_or(12_000_u64, |text| text.parse().unwrap());
     let cluster = Cluster::start(2, "[pools]\ngpu = 1\n");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -136,7 +136,7 @@ fn a_crowd_of_waiters() {
         }
         let crowds = tasks.join_all().await;
         let pool: api::Pool = clients[1].get("/v1/pools/gpu").await.unwrap();
-        assert_eq!((pool.held, pool.waiting), (1, crowd as u64));
+        assert_eq!((pool.held, pool.waiting), (1, crowd));
         let last = crowds[0].1.last().unwrap();
         let last = clients[1].watch(last, Duration::ZERO).await.unwrap();
         assert!(last.position.unwrap() > 1, "{last:?}");
