@@ -302,6 +302,9 @@ pub struct Cluster {
     /// because stamps contain it.
     #[serde(default, skip_serializing_if = "SiteSet::is_empty")]
     pub absent: SiteSet,
+    /// The site that is the root where one is needed, as long as it lives; otherwise the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<SiteId>,
     /// Who works with whom, for protocols that serve groups; see [`Cluster::grouping`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Grouping>,
@@ -316,6 +319,7 @@ impl Cluster {
             topology: Topology::Full,
             arbitration: BTreeMap::new(),
             absent: SiteSet::new(),
+            root: None,
             groups: None,
         }
     }

@@ -52,6 +52,9 @@ pub struct Config {
     pub semaphores: BTreeMap<String, SemaphoreConfig>,
     /// The gangs, by name.
     pub gangs: BTreeMap<String, Members>,
+    /// The root of the tree for pools of that protocol, as long as it lives; otherwise the first
+    /// live site is.
+    pub tree_root: Option<String>,
     /// Gangs that take turns by the papers' algorithm, fixed for the life of the cluster.
     pub rota: Option<RotaConfig>,
     /// How long a site may grant after it last reached a majority of the members, or etcd. Client
@@ -214,6 +217,7 @@ impl Config {
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),
             gangs: BTreeMap::new(),
+            tree_root: None,
             rota: None,
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
@@ -265,7 +269,7 @@ impl Config {
 pub(crate) const MAX_GANG: usize = 64;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 17] = [
     "cluster",
     "site",
     "members",
@@ -278,6 +282,7 @@ const KEYS: [&str; 16] = [
     "semaphores",
     "gangs",
     "rota",
+    "tree_root",
     "protocol",
     "site_lease",
     "etcd",
@@ -357,6 +362,12 @@ impl Reader<'_> {
         self.semaphores(table, &mut config);
         self.gangs(table, &mut config);
         self.rota(table, &mut config);
+        config.tree_root = self.string(table, "tree_root");
+        if let Some(root) = config.tree_root.as_ref().filter(|it| !config.members.contains_key(*it))
+        {
+            let text = format!("tree_root: there is no site `{root}`");
+            self.wrong(span_of(table, "tree_root"), text);
+        }
         config
     }
 

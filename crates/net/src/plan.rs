@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub semaphores: BTreeMap<String, PlannedSemaphore>,
     /// The gangs, by name.
     pub gangs: BTreeMap<String, Members>,
+    /// The root of the tree, where one was chosen.
+    pub root: Option<SiteId>,
     /// How many semaphores each protocol has had: their numbers are not used again, because sites
     /// remember what they took under them.
     pub numbered: BTreeMap<String, u16>,
@@ -130,6 +132,7 @@ impl Plan {
             plan.put_semaphore(name, semaphore);
         }
         plan.gangs.clone_from(&config.gangs);
+        plan.root = config.tree_root.as_ref().and_then(|name| config.number_of(name));
         plan
     }
 
@@ -259,6 +262,7 @@ impl epoch::Plan for Plan {
                     .map(|it| Units(it.as_ref().map_or(1, |it| it.1.units)))
                     .collect(),
                 absent: absent.clone(),
+                root: self.root,
                 ..Cluster::new(sites, 1)
             }
         };

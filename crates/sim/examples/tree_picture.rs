@@ -40,7 +40,7 @@ fn main() {
 
 fn picture(width: f64, height: f64, label: &str, body: &str) -> String {
     format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"
   aria-label="{label}">
 <style>
   .card {{ fill: #ffffff; }} .ink {{ fill: #1f2328; }} .soft {{ fill: #59636e; }}
@@ -61,7 +61,7 @@ fn picture(width: f64, height: f64, label: &str, body: &str) -> String {
 <defs><marker id="a" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">
   <path class="head" d="M0,0 L6,3 L0,6 z"/></marker></defs>
 {body}</svg>
-"##
+"#
     )
 }
 

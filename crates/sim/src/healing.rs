@@ -37,45 +37,40 @@ impl Rules for Bare {
     }
 }
 
-/// All guards, with beats as short as the links: for runs in which much happens in little time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Guarded;
-
-/// The guards left out: a tree that grows, and the paper's protocol on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Naive;
-
-/// All guards but the quorum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NoQuorum;
-
 fn quick(sites: u16) -> Pace {
     Pace::new(Duration::from_millis(5), 1 + sites * 3 / 5)
 }
 
-impl Rules for Guarded {
-    fn pace(sites: u16) -> Pace {
-        quick(sites)
-    }
+macro_rules! guarded {
+    ($($(#[$doc:meta])* $name:ident { $($guard:ident),* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name;
+
+        impl Rules for $name {
+            $(const $guard: bool = false;)*
+            fn pace(sites: u16) -> Pace {
+                quick(sites)
+            }
+        }
+    )*};
 }
 
-impl Rules for NoQuorum {
-    const QUORUM: bool = false;
-    fn pace(sites: u16) -> Pace {
-        quick(sites)
-    }
-}
-
-impl Rules for Naive {
-    const PART: bool = false;
-    const BUSY: bool = false;
-    const TAINT: bool = false;
-    const SETTLE: bool = false;
-    const LEASE: bool = false;
-    const QUORUM: bool = false;
-    fn pace(sites: u16) -> Pace {
-        quick(sites)
-    }
+guarded! {
+    /// All guards, with beats as short as the links: for runs in which much happens in little time.
+    Guarded {}
+    /// The guards left out: a tree that grows, and the paper's protocol on it.
+    Naive { PART, BUSY, TAINT, SETTLE, LEASE, QUORUM }
+    /// All guards but the quorum.
+    NoQuorum { QUORUM }
+    /// All guards but the lease.
+    NoLease { LEASE }
+    /// All guards but the wait before units are made.
+    NoSettle { SETTLE }
+    /// All guards but the taint of circulations that met a change.
+    NoTaint { TAINT }
+    /// All guards but the mark of circulations that were begun again, and the wait for units in use.
+    NoPart { PART, BUSY }
 }
 
 /// The shape of a tree.

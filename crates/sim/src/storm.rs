@@ -559,8 +559,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let life = place.life;
         let since: Vec<u64> = member.epochs().record().quarantine.keys().copied().collect();
         // T_s (1 + rho) / (1 - rho), and a little.
-        let slips = self.rules.slips(Slip::TrustsClocks);
-        let wait = if slips { LEASE } else { LEASE / 99 * 101 + DELAY };
+        let early = if self.rules.slips(Slip::WaitsSinceTheSilence) { SILENCE } else { 0 };
+        let wait = LEASE / 99 * 101 + DELAY - early;
         for epoch in since {
             if self.place(site).waits_for.insert(epoch) {
                 let at = self.now + self.local(site, wait);

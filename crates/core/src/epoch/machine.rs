@@ -436,7 +436,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         if self.phase == Phase::Outside {
             return self.found(out);
         }
-        let leader = self.stays().first().copied().unwrap_or(self.me);
+        let leader = self.leader();
         if self.change.is_none() && leader != self.me {
             self.pass_on(leader, out);
             return;
@@ -461,6 +461,17 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             }
         }
         self.try_propose(out);
+    }
+
+    /// Who makes a change: the first of those who stay.
+    fn leader(&self) -> SiteId {
+        let first = if self.rules.slips(Slip::FollowsTheDead) {
+            let suspects = self.suspects();
+            self.record.members.keys().copied().find(|&site| !suspects.contains(site))
+        } else {
+            self.stays().first().copied()
+        };
+        first.unwrap_or(self.me)
     }
 
     /// Where no member is left that could make a change, whoever wants to be one does. All that the
@@ -513,10 +524,12 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn forget_fulfilled(&mut self) {
         let record = &self.record;
+        let readmits = self.rules.slips(Slip::ReadmitsTheDeparted);
+        let lives = if readmits { &record.members } else { &record.lives };
         self.wish.suspects.retain(|site, life| record.members.get(site) == Some(life));
-        self.wish.joins.retain(|site, report| {
-            record.lives.get(site).is_none_or(|&known| known < report.incarnation)
-        });
+        self.wish
+            .joins
+            .retain(|site, report| lives.get(site).is_none_or(|&known| known < report.incarnation));
         self.wish.plan.take_if(|plan| *plan == record.plan);
         if record.quarantine.keys().all(|&since| since > self.wish.over) {
             self.wish.over = 0;

@@ -67,6 +67,10 @@ pub enum Slip {
     GrantsWithoutLease,
     /// Clocks of the new epoch start where the reporting sites were.
     ClocksDoNotLeap,
+    /// A member that has begun a new life is waited for to lead the change.
+    FollowsTheDead,
+    /// A life that was left out may join again.
+    ReadmitsTheDeparted,
     /// What a departed site may use is withheld by number, where units have names.
     WithholdsByNumber,
     /// A new life goes on with what its last one had, whether or not that was kept for it.
@@ -77,6 +81,7 @@ pub enum Slip {
     LeasesFromTheAnswer,
     /// The store renews the lease of whoever asks, in whatever epoch.
     RenewsTheDeparted,
-    /// Whoever waits for the end of a lease forgets that clocks differ.
-    TrustsClocks,
+    /// Whoever waits for the end of a lease counts from when its site fell silent, not from when
+    /// it was left out.
+    WaitsSinceTheSilence,
 }

@@ -96,7 +96,7 @@ use serde::{Deserialize, Serialize};
 pub use self::bits::{Bits, Tally};
 pub(crate) use self::heal::fixed_channels;
 pub use self::heal::{Hello, Place};
-use self::heal::{Neighbour, neighbours};
+use self::heal::{Neighbour, first_root, neighbours};
 use self::ring::Root;
 pub use self::ring::{Control, Item};
 pub use self::rules::{Pace, Rules, Sound};
@@ -108,6 +108,8 @@ use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 pub struct Tree<R = Sound> {
     me: SiteId,
     sites: u16,
+    /// The root while it lives.
+    first_root: SiteId,
     /// The first token of each pool, and behind them the number of all units.
     pools: Vec<u32>,
     /// Own claims, waiting and held.
@@ -217,6 +219,7 @@ impl<R: Rules> Protocol for Tree<R> {
         let mut tree = Self {
             me,
             sites: cluster.sites,
+            first_root: first_root(cluster),
             needed: vec![0; cluster.pools.len()],
             pools,
             claims: BTreeMap::new(),

@@ -397,6 +397,7 @@ impl Core {
         journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
         let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
+        let first = Plan::first(config);
         let mut core = Self {
             me: config.me(),
             reborn: incarnation > 1,
@@ -406,7 +407,7 @@ impl Core {
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
             change,
-            plan: Plan { gangs: config.gangs.clone(), ..Plan::default() },
+            plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },
             journal,
             legacy,
             stopped: false,

@@ -100,7 +100,7 @@ fn one_site_dies_and_comes_back_with_what_was_granted() {
 #[test]
 fn nobody_is_left() {
     let case = Case(1, &[1], &[1, 0], Budget { memory: true, ..ALL_DIE });
-    case.holds::<Permission>(330_009);
+    case.holds::<Permission>(331_129);
     case.holds::<Roaming>(281_629);
 }
 
@@ -132,17 +132,17 @@ fn everything_else() {
     all_die.holds::<Roaming>(218_645);
     let all_die = Case(2, &[1], &[1, 1], ALL_DIE);
     all_die.holds::<Permission>(2_147_118);
-    all_die.holds::<Roaming>(1_453_027);
+    all_die.holds::<Roaming>(1_471_257);
     let all_die = Case(2, &[1], &[1, 1], Budget { memory: true, ..ALL_DIE });
-    all_die.holds::<Permission>(3_612_123);
+    all_die.holds::<Permission>(3_683_474);
     all_die.holds::<Roaming>(2_356_188);
     let memory = Case(1, &[1], &[1, 1, 0], MEMORY);
-    memory.holds::<Permission>(0);
-    memory.holds::<Roaming>(0);
+    memory.holds::<Permission>(1_152_234);
+    memory.holds::<Roaming>(741_510);
     let restart = Case(1, &[1], &[1, 1, 0], RESTART);
-    restart.holds::<Permission>(940_998);
-    restart.holds::<PermissionLazy>(783_621);
-    restart.holds::<Quorum>(672_243);
+    restart.holds::<Permission>(1_005_267);
+    restart.holds::<PermissionLazy>(860_152);
+    restart.holds::<Quorum>(681_597);
     restart.holds::<Roaming>(653_272);
     let doubt = Case(1, &[1], &[1, 1, 0], DOUBT);
     doubt.holds::<Permission>(377_863);

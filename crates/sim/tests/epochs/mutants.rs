@@ -8,11 +8,13 @@ use kofm_core::protocols::permission::Permission;
 use kofm_core::protocols::roaming::Roaming;
 
 use kofm_sim::mortal::Budget;
+use kofm_sim::report::Report;
 
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
-use crate::seeds::play;
+use crate::seeds::{play, play_slow};
 
-const ALL: [Slip; 22] = [
+/// All but `WithholdsTwice`, which needs thousands of seeds; see `crates/core/tests/epochs.rs`.
+const ALL: [Slip; 23] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -29,12 +31,13 @@ const ALL: [Slip; 22] = [
     Slip::NeverDeparts,
     Slip::GrantsWithoutLease,
     Slip::ClocksDoNotLeap,
+    Slip::FollowsTheDead,
+    Slip::ReadmitsTheDeparted,
     Slip::WithholdsByNumber,
     Slip::BelievesTheDead,
-    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
-    Slip::TrustsClocks,
+    Slip::WaitsSinceTheSilence,
 ];
 
 /// The first violation in the first worlds of many small cases.
@@ -79,27 +82,29 @@ fn search<P: Protocol, R: Rules>(name: &str, case: Case, rules: R) -> Option<Str
     ))
 }
 
-/// The first seed that finds it.
+/// The first seed that finds it, and what.
 fn simulate<P: Protocol>(slip: Slip, seeds: u64) -> Option<String> {
+    let runs: [(&str, fn(u64, Slip) -> Report); 2] =
+        [("", play::<P, _>), (" slow", play_slow::<P, _>)];
     (0..seeds).find_map(|seed| {
-        let Ok(report) = catch_unwind(|| play::<P, _>(seed, slip)) else {
-            return Some(format!("simulator, {}, seed {seed}: panic", P::NAME));
-        };
-        let first = report.violations.first()?;
-        Some(format!("simulator, {}, seed {seed}: {first}", P::NAME))
+        runs.iter().find_map(|(name, run)| {
+            let Ok(report) = catch_unwind(|| run(seed, slip)) else {
+                return Some(format!("simulator, {}{name}, seed {seed}: panic", P::NAME));
+            };
+            let first = report.violations.first()?;
+            Some(format!("simulator, {}{name}, seed {seed}: {first}", P::NAME))
+        })
     })
 }
 
 #[test]
 fn every_slip_is_found_by_seeds() {
-    let most = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(500);
+    let most = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(300);
     let mut missed = Vec::new();
     for slip in ALL {
-        let all = [simulate::<Permission>(slip, most), simulate::<Roaming>(slip, most)];
-        for found in all.iter().flatten() {
-            println!("| {slip:?} | {found} |");
-        }
-        if all.iter().all(Option::is_none) {
+        let found = simulate::<Permission>(slip, most).or_else(|| simulate::<Roaming>(slip, most));
+        println!("| {slip:?} | {} |", found.as_deref().unwrap_or("not found"));
+        if found.is_none() {
             missed.push(slip);
         }
     }
@@ -112,11 +117,25 @@ fn what_finds_slips_finds_nothing_in_sound_rules() {
     assert_eq!(check(Sound), None);
 }
 
+/// What the checker does not find in its first worlds: it needs many changes at once, a suspicion
+/// that is taken back, fences, which the checker forgets, or time, which it does not know.
+const BY_SEEDS_ONLY: &[Slip] = &[
+    Slip::TakesOldReports,
+    Slip::ProposesTooEarly,
+    Slip::ClocksDoNotLeap,
+    Slip::FollowsTheDead,
+    Slip::ReadmitsTheDeparted,
+    Slip::BelievesTheDead,
+    Slip::LeasesFromTheAnswer,
+    Slip::RenewsTheDeparted,
+    Slip::WaitsSinceTheSilence,
+];
+
 #[test]
-#[ignore = "a minute and a half; run it after a change of epochs"]
-fn every_slip_is_found_by_the_checker() {
+#[ignore = "minutes; run it after a change of epochs"]
+fn slips_are_found_by_the_checker() {
     let mut missed = Vec::new();
-    for slip in ALL {
+    for slip in ALL.into_iter().filter(|slip| !BY_SEEDS_ONLY.contains(slip)) {
         let found = check(slip);
         println!("| {slip:?} | {} |", found.as_deref().unwrap_or("not found"));
         if found.is_none() {

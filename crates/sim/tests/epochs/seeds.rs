@@ -16,7 +16,7 @@ use kofm_sim::span::Span;
 use kofm_sim::storm::run;
 
 /// A cluster, a load and faults, drawn from a seed, and whether sites that come back remember.
-pub(crate) fn setup(seed: u64) -> (Setup, bool) {
+fn setup(seed: u64) -> (Setup, bool) {
     let mut rng = Rng::new(seed ^ 0x5EED);
     let mut pick = |low: u64, high: u64| u32::try_from(rng.between(low, high)).unwrap();
     let units = pick(1, 4);
@@ -62,6 +62,27 @@ pub(crate) fn setup(seed: u64) -> (Setup, bool) {
     (setup, memory)
 }
 
+/// Everybody wants the same units for ever, and links are so slow that sites which renew their
+/// leases are often believed dead.
+fn slow(seed: u64) -> Setup {
+    let mut rng = Rng::new(seed ^ 0x510E);
+    let mut pick = |low: u64, high: u64| u32::try_from(rng.between(low, high)).unwrap();
+    Setup {
+        requests: 60,
+        clients: 2,
+        think: Span::Exponential(5.0),
+        hold: Span::Exponential(200.0),
+        delay: Span::Exponential(f64::from(pick(2, 8))),
+        faults: vec![Fault::Restart, Fault::OneWay, Fault::ClockRate],
+        seed,
+        ..Setup::new(Cluster::new(u16::try_from(pick(3, 5)).unwrap(), pick(1, 2)))
+    }
+}
+
+pub(crate) fn play_slow<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
+    run::<P, R>(&slow(seed), rules, false)
+}
+
 pub(crate) fn play<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
     let (setup, memory) = setup(seed);
     if setup.cluster.topology == Topology::Full || P::PROFILE.gathers {
@@ -84,6 +105,8 @@ fn clean<P: Protocol>(seeds: u64) {
             report.unserved
         );
         grants += report.grants();
+        let report = play_slow::<P, _>(seed, Sound);
+        assert!(report.is_clean(), "{} seed {seed}, slow: {:#?}", P::NAME, report.violations);
     }
     assert!(grants > seeds * 20, "{}: {grants} grants", P::NAME);
 }

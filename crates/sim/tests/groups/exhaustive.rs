@@ -91,7 +91,6 @@ fn hungry_groups_work_for_ever_and_idle_ones_hold_up_nobody() {
 }
 
 #[test]
-#[ignore = "half a minute: cargo test --release -p kofm-sim --test groups -- --ignored"]
 fn hungry_groups_work_for_ever_in_larger_systems() {
     let found = ["tri", "hub"].map(|name| (name, lively::<GroupsHungry>(&named(name))));
     assert_eq!(found, [("tri", 168_450), ("hub", 304_889)]);

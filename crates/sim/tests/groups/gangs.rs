@@ -170,7 +170,6 @@ fn small_instances_start_together_or_not_at_all() {
 }
 
 #[test]
-#[ignore = "half a minute: cargo test --release -p kofm-sim --test groups -- --ignored"]
 fn the_largest_instance_does_too() {
     let [.., cycle4] = nine();
     assert_eq!(cycle4.states::<Gang<Quorum>>(), 787_667);

@@ -1,7 +1,7 @@
 //! From garbage, crashes, cuts: everything heals, and with the guards nothing is used twice.
 
 use kofm_core::protocols::tree::{Rules, Sound, Tree};
-use kofm_core::{Cluster, Protocol};
+use kofm_core::{Cluster, Protocol, SiteId};
 use kofm_sim::faults::Fault;
 use kofm_sim::healing::{
     Bare, Blow, Convergence, Guarded, Naive, NoQuorum, Shape, Storm, from_anywhere, idle,
@@ -28,6 +28,23 @@ fn from_any_start_all_is_right_after_a_few_circulations() {
                 assert!(mean <= 4.0 && p95 <= 5, "{sites} {shape:?} {size:?}: {mean} {p95}");
             }
         }
+    }
+}
+
+#[test]
+fn a_root_that_was_chosen_is_the_root() {
+    for (seed, root) in (0..60).zip([1, 2, 4].into_iter().cycle()) {
+        let cluster = Cluster { root: Some(SiteId(root)), ..Cluster::new(5, 3) };
+        for site in cluster.all() {
+            // Only the root has counted.
+            let counts = Tree::<Sound>::new(site, &cluster).is_sound().is_some();
+            assert_eq!(counts, site == SiteId(root));
+        }
+        let faults = vec![Fault::ArbitraryStart];
+        let setup = Setup { k: (1, 2), requests: 60, faults, seed, ..Setup::new(cluster) };
+        let report = run::<Tree>(&setup, &mut Blind);
+        assert!(report.is_clean(), "{seed}: {:?}", report.violations);
+        assert!(report.stabilised.is_some());
     }
 }
 

@@ -73,12 +73,18 @@ fn links(me: SiteId, cluster: &Cluster) -> Vec<SiteId> {
     list
 }
 
-/// The breadth-first tree from site 0, as the rule for parents makes it.
+/// The site that is the root while it lives.
+pub(super) fn first_root(cluster: &Cluster) -> SiteId {
+    cluster.root.filter(|root| root.0 < cluster.sites).unwrap_or(SiteId(0))
+}
+
+/// The breadth-first tree from the first root, as the rule for parents makes it.
 fn places(cluster: &Cluster) -> Vec<Place> {
+    let root = first_root(cluster);
     let lost = Place { root: SiteId(u16::MAX), distance: u16::MAX, parent: SiteId(u16::MAX) };
     let mut places = vec![lost; usize::from(cluster.sites)];
-    places[0] = Place { root: SiteId(0), distance: 0, parent: SiteId(0) };
-    let mut queue = VecDeque::from([SiteId(0)]);
+    places[root.index()] = Place { root, distance: 0, parent: root };
+    let mut queue = VecDeque::from([root]);
     let graph = match &cluster.topology {
         Topology::Graph(graph) => graph.links(cluster.sites),
         Topology::Full | Topology::Ring | Topology::Tree => Vec::new(),
@@ -87,7 +93,7 @@ fn places(cluster: &Cluster) -> Vec<Place> {
         let distance = places[site.index()].distance + 1;
         let next = graph.get(site.index()).cloned().unwrap_or_else(|| links(site, cluster));
         for next in next {
-            let offer = Place { root: SiteId(0), distance, parent: site };
+            let offer = Place { root, distance, parent: site };
             let place = &mut places[next.index()];
             if *place == lost {
                 queue.push_back(next);
@@ -103,11 +109,8 @@ pub(super) fn neighbours(me: SiteId, cluster: &Cluster) -> (Place, Vec<Neighbour
     let mine = links(me, cluster);
     let place_of: Vec<Place> = if cluster.topology == Topology::Full && cluster.sites <= MOST_LINKS
     {
-        let star = |site: SiteId| Place {
-            root: SiteId(0),
-            distance: u16::from(site.0 > 0),
-            parent: SiteId(0),
-        };
+        let root = first_root(cluster);
+        let star = |site: SiteId| Place { root, distance: u16::from(site != root), parent: root };
         cluster.all().map(star).collect()
     } else {
         places(cluster)
@@ -239,7 +242,10 @@ impl<R: Rules> Tree<R> {
             distance: one.place.distance + 1,
             parent: one.site,
         });
-        let best = offers.fold(own, Ord::min);
+        // Whoever is nearer to the first root, and without it to the lowest.
+        let best = offers.fold(own, |one, other| {
+            core::cmp::min_by_key(one, other, |place| (place.root != self.first_root, *place))
+        });
         let was_root = self.is_root();
         if best != self.place {
             self.place = best;

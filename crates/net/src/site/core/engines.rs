@@ -22,7 +22,8 @@ impl Core {
         let said = (0..).map(PoolId).zip(&pools);
         let said = said.filter_map(|(id, (_, pool))| Some((id, pool.arbitration.clone()?)));
         let arbitration = said.collect();
-        let cluster = Cluster { pools: units.clone(), arbitration, ..Cluster::new(sites, 1) };
+        let root = self.plan.root;
+        let cluster = Cluster { pools: units.clone(), arbitration, root, ..Cluster::new(sites, 1) };
         let engine = engine::start(kind, self.me, &cluster, self.reborn && open);
         let engine = engine.expect("checked by the configuration");
         let first = self.pools.len();

@@ -914,9 +914,14 @@ impl Core {
         self.plan = record.plan.clone();
         self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
-        // wishes.
-        self.todo.retain(|todo| {
-            matches!(todo, Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. })
+        // wishes, and by those that go on: without its beat a protocol would stand still for ever.
+        self.todo.retain(|todo| match todo {
+            Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. } => true,
+            Todo::Move(engine, _)
+            | Todo::Granted(engine, ..)
+            | Todo::Rejected(engine, ..)
+            | Todo::Revoked(engine, _) => goes_on.get(*engine) == Some(&true),
+            Todo::Leave(..) | Todo::Grant(_) | Todo::Names(..) | Todo::Numbers { .. } => false,
         });
         self.trim(record, &stay);
         self.trim_semaphores(record);
@@ -943,15 +948,18 @@ impl Core {
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
             let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
+            // Without pools it has nothing to do, and should not keep everybody busy. One that goes
+            // on may have lost its beat while this site was left behind.
+            let beats = self.protocol_timers.keys().any(|(engine, _)| *engine == number);
+            let has_pools = record.plan.pools_of(kind).iter().any(Option::is_some);
+            if engine::heals(kind) && has_pools && !beats {
+                alarms.push(number);
+            }
             let engine = match kept.map(|place| old.swap_remove(place)) {
                 Some(running) => Some(running.engine),
                 None if engine::heals(kind) => {
                     // It finds out itself who is there.
                     let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    // Without pools it has nothing to do, and should not keep everybody busy.
-                    if record.plan.pools_of(kind).iter().any(Option::is_some) {
-                        alarms.push(number);
-                    }
                     engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
                 }
                 None => engine::resume(kind, self.me, cluster, survey),
