@@ -173,8 +173,8 @@ pub(crate) async fn stop_signal() -> io::Result<()> {
     Ok(())
 }
 
-/// One task decides everything, so a second thread helps only where there is much to read and write:
-/// a thread for every two cores. On few, passing work between threads costs more than it brings.
+/// One task decides everything, so a second thread helps only where there is much to read and
+/// write: a thread for every two cores. On few, passing work on costs more than it brings.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let threads = (cores / 2).clamp(1, 8);

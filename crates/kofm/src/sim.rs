@@ -169,6 +169,7 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
         patience: args.patience,
         partial: args.partial,
         hot: factors("--hot", &args.hot, cluster.sites)?,
+        wander: false,
         long: factors("--long", &args.long, cluster.sites)?,
         wander: false,
         faults: args.faults.clone(),

@@ -56,17 +56,17 @@
 //! are kept there only while an older one has been sent and has not been served. Where it is sent
 //! it is first for every unit that becomes idle, also for those that a younger one has gathered.
 //! What it has nobody takes: at its own site others pass it only while it has or is owed all its
-//! units apart from those that they use. It is granted once the present holders release. Only finitely many
-//! claims are older than any claim, so everybody's turn comes.
+//! units apart from those that they use. It is granted once the present holders release. Only
+//! finitely many claims are older than any claim, so everybody's turn comes.
 //!
 //! # What order is kept
 //!
 //! A unit is given to the oldest claim that was sent for it, and reserved units are yielded to any
 //! older claim that is sent, never to a younger one. Units that came for one claim are used for
-//! it, past older claims of its site that wait for other units, which they asked for. Between claims that wait for different units
-//! there is no order: one that its own site can serve passes older ones elsewhere, for nothing;
-//! and one that fits behind a holder passes an older one that does not. So how often a claim is
-//! overtaken has no bound but the holding times.
+//! it, past older claims of its site that wait for other units, which they asked for. Between
+//! claims that wait for different units there is no order: one that its own site can serve passes
+//! older ones elsewhere, for nothing; and one that fits behind a holder passes an older one that
+//! does not. So how often a claim is overtaken has no bound but the holding times.
 //!
 //! # Differs from the sources
 //!

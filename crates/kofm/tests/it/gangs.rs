@@ -95,7 +95,8 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
 #[test]
 fn three_gangs_overlap_a_site_is_killed_and_no_gang_holds_a_part() {
     let gangs = "[pools]\ngpu = 2\n[gangs.one]\ns0 = \"gpu\"\ns1 = \"gpu\"\n\
-                 [gangs.two]\ns1 = \"gpu\"\ns2 = \"gpu\"\n[gangs.three]\ns0 = \"gpu\"\ns2 = \"gpu\"\n";
+                 [gangs.two]\ns1 = \"gpu\"\ns2 = \"gpu\"\n\
+                 [gangs.three]\ns0 = \"gpu\"\ns2 = \"gpu\"\n";
     let mut cluster = Cluster::start(3, gangs);
     cluster.members(1, 3);
     let dir = temp_dir();

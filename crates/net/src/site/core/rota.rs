@@ -43,8 +43,8 @@ pub(crate) struct Rota {
     /// From when on claims are made.
     from: Option<Moment>,
     sitters: VecDeque<Sitter>,
-    /// Other sites where somebody sits for a gang, and for which it was said that somebody does here:
-    /// a gang that is not all there claims nothing, and so holds up nobody.
+    /// Other sites where somebody sits for a gang, and gangs for which it was said that somebody
+    /// does here: one that is not all there claims nothing, and so holds up nobody.
     here: BTreeSet<(String, SiteId)>,
     said: BTreeSet<String>,
     timer: bool,
