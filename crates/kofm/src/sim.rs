@@ -171,7 +171,6 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
         hot: factors("--hot", &args.hot, cluster.sites)?,
         wander: false,
         long: factors("--long", &args.long, cluster.sites)?,
-        wander: false,
         faults: args.faults.clone(),
         seed: args.seed,
         cluster,

@@ -69,7 +69,7 @@ guarded! {
     NoSettle { SETTLE }
     /// All guards but the taint of circulations that met a change.
     NoTaint { TAINT }
-    /// All guards but the mark of circulations that were begun again, and the wait for what is used.
+    /// All guards but the mark of circulations that were begun again, and the wait for used units.
     NoPart { PART, BUSY }
 }
 
