@@ -10,6 +10,7 @@ mod gangs;
 mod inputs;
 mod leases;
 mod legacy;
+mod plans;
 mod requests;
 mod rota;
 mod semaphores;

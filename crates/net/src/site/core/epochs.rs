@@ -22,15 +22,15 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
+use super::plans::Edit;
 use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
-use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
+use crate::api::{self, State};
 use crate::boottime::Moment;
-use crate::config::{MAX_SITES, PoolConfig, check_name};
 use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::names::Names;
-use crate::plan::{Plan, PlannedPool, PlannedSemaphore, kinds, rest};
+use crate::plan::{Plan, kinds, rest};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -40,9 +40,6 @@ const RATE: u32 = 1;
 const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
 const GONE: Duration = Duration::from_millis(200);
-
-/// Changes of the plan that may wait for each other.
-const MAX_EDITS: usize = 64;
 
 /// The longest that a site does not look around.
 const LOOK: Duration = Duration::from_millis(100);
@@ -58,7 +55,7 @@ pub(crate) struct Change {
     beaten: Option<Moment>,
     pub(super) trouble: Option<String>,
     /// The last sign of life of each site, and when it was new.
-    pulses: BTreeMap<String, (store::Pulse, Moment)>,
+    pub(super) pulses: BTreeMap<String, (store::Pulse, Moment)>,
     /// Since when links to members are down.
     down: BTreeMap<SiteId, Moment>,
     suspects: SiteSet,
@@ -66,33 +63,21 @@ pub(crate) struct Change {
     pub(super) quarantines: BTreeMap<u64, Moment>,
     proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
-    planned: Option<(Plan, Option<Responder>, Moment)>,
+    pub(super) planned: Option<(Plan, Option<Responder>, Moment)>,
     /// Changes that wait for it, or for the first epoch, with until when they do.
-    edits: VecDeque<(Edit, Responder, Moment)>,
+    pub(super) edits: VecDeque<(Edit, Responder, Moment)>,
     started: Moment,
     joined: Option<Moment>,
     /// Since when no member is left.
     deserted: Option<Moment>,
     /// Units were taken out of pools here.
-    drains: bool,
+    pub(super) drains: bool,
     /// Sites that nobody was told of may come.
-    joinable: bool,
+    pub(super) joinable: bool,
     state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
     pub(super) running: watch::Sender<View>,
-}
-
-/// A change of the plan.
-pub(super) enum Edit {
-    /// Makes, changes or removes a pool.
-    Pool(String, Option<PlannedPool>),
-    /// Makes or removes a semaphore.
-    Semaphore(String, Option<PlannedSemaphore>),
-    /// Makes, changes or removes a gang.
-    Gang(String, Members),
-    /// Takes a site out of the cluster.
-    Leave(String),
 }
 
 /// What others in this process may see of the epoch.
@@ -434,206 +419,6 @@ impl Core {
         self.give_up_plan(now);
         self.next_edit();
         self.settle();
-    }
-
-    /// Changes the plan as soon as the changes before this one are made.
-    pub(super) fn edit(&mut self, edit: Edit, reply: Responder) {
-        let Some(change) = &mut self.change else {
-            let text = "the sites of this cluster are one process";
-            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
-        };
-        if change.edits.len() >= MAX_EDITS {
-            let text = format!("{MAX_EDITS} changes wait already; try again later");
-            return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
-        }
-        let until = Moment::now().after(change.lease * 2);
-        change.edits.push_back((edit, reply, until));
-        self.next_edit();
-    }
-
-    fn next_edit(&mut self) {
-        let now = Moment::now();
-        while let Some(change) = &mut self.change {
-            let ready = change.epochs.may_grant() && change.planned.is_none();
-            let due = |it: &(Edit, Responder, Moment)| ready || it.2 <= now;
-            let Some((edit, reply, _)) = change.edits.pop_front_if(|it| due(it)) else { return };
-            if !ready {
-                let text = "the epoch is changing, or this site has no majority; try again";
-                self.respond(reply, Err(api::Error::new(Code::InUse, text)));
-                continue;
-            }
-            match edit {
-                Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
-                Edit::Semaphore(name, it) => self.plan_semaphore(&name, it, reply),
-                Edit::Gang(name, members) => {
-                    let mut plan = self.plan.clone();
-                    plan.put_gang(name, members);
-                    self.change_plan(plan, Some(reply));
-                }
-                Edit::Leave(name) => self.plan_leave(&name, reply),
-            }
-        }
-    }
-
-    fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
-        let mut plan = self.plan.clone();
-        let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
-            Some((Some(config), closed, target)) => {
-                plan.put(name, &PoolConfig { units: target, ..config });
-                if let Some(made) = plan.pools.get_mut(name) {
-                    made.closed = closed;
-                }
-                None
-            }
-            Some((None, ..)) => {
-                Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
-            }
-            None if plan.pools.remove(name).is_none() => {
-                Some((Code::UnknownPool, format!("there is no pool `{name}`")))
-            }
-            None => None,
-        };
-        match refused {
-            Some((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
-            None => self.change_plan(plan, Some(reply)),
-        }
-    }
-
-    fn plan_semaphore(
-        &mut self,
-        name: &str,
-        semaphore: Option<PlannedSemaphore>,
-        reply: Responder,
-    ) {
-        let mut plan = self.plan.clone();
-        let done = match semaphore.map(|it| it.config()) {
-            Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
-            Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
-            Some(None) => Err((Code::Malformed, "a protocol that this site does not run")),
-            None if plan.semaphores.remove(name).is_some() => Ok(()),
-            None => Err((Code::UnknownSemaphore, "there is no such semaphore")),
-        };
-        match done {
-            Ok(()) => self.change_plan(plan, Some(reply)),
-            Err((code, text)) => self.respond(reply, Err(api::Error::new(code, text))),
-        }
-    }
-
-    fn plan_leave(&mut self, name: &str, reply: Responder) {
-        let mut plan = self.plan.clone();
-        plan.sites.retain(|_, site| site.0 != name);
-        if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
-            let text = format!("`{name}` is not a site of this cluster, or its last one");
-            return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
-        }
-        self.change_plan(plan, Some(reply));
-    }
-
-    /// Takes units out of pools that were made smaller, in their turn. The first member keeps them;
-    /// when it dies, the next one does.
-    fn drain_pools(&mut self) {
-        let Some(change) = &self.change else { return };
-        if !change.epochs.may_grant() {
-            return;
-        }
-        let first = change.epochs.record().members.keys().next() == Some(&self.me);
-        let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
-        for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
-            if pool.limit < pool.config.units {
-                wanted.insert(place, pool.config.units - pool.limit);
-            }
-        }
-        let had = change.drains;
-        if let Some(change) = &mut self.change {
-            change.drains = !wanted.is_empty();
-        }
-        if wanted.is_empty() && !had {
-            return;
-        }
-        let mut over = Vec::new();
-        for (&key, request) in &self.requests {
-            if request.hold != Hold::Drain || request.state.is_over() {
-                continue;
-            }
-            let Some(&(place, units)) = request.want.first() else { continue };
-            if wanted.get(&place) == Some(&units) {
-                wanted.remove(&place);
-            } else {
-                over.push(key);
-            }
-        }
-        for key in over {
-            self.end(key, State::Released, "the pool has changed again");
-        }
-        for (place, units) in wanted {
-            let want = [(self.pools[place].name.to_string(), units)].into();
-            let reason = Some("the pool was made smaller".to_owned());
-            let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };
-            let key = self.open(spec, vec![(place, units)], Hold::Drain);
-            self.todo.push_back(Todo::Claim(key));
-        }
-    }
-
-    /// Takes in sites that are not in the plan and say that they want to be.
-    fn take_in(&mut self) {
-        let now = Moment::now();
-        let Some(change) = &self.change else { return };
-        let first = change.epochs.record().members.keys().next() == Some(&self.me);
-        if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
-            return;
-        }
-        let mut plan = self.plan.clone();
-        for (name, (pulse, since)) in &change.pulses {
-            let known = plan.sites.values().any(|site| site.0 == *name);
-            let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
-            let here = now.since(*since) < change.lease && !note.address.is_empty();
-            if !known && here && check_name(name).is_ok() && plan.sites.len() < MAX_SITES {
-                // Numbers are never used again: stamps contain them.
-                let last = plan.sites.keys().map(|site| site.0).max().unwrap_or(0);
-                let number = plan.last.max(last) + 1;
-                plan.last = number;
-                plan.sites.insert(SiteId(number), (name.clone(), note.address));
-            }
-        }
-        if plan != self.plan {
-            self.change_plan(plan, None);
-        }
-    }
-
-    /// Begins an epoch with another plan. Nothing else is planned, and the site may grant.
-    fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
-        let Some(change) = &mut self.change else { return };
-        if plan == self.plan {
-            if let Some(reply) = reply {
-                self.respond(reply, Ok(Answer::Done));
-            }
-            return;
-        }
-        change.planned = Some((plan.clone(), reply, Moment::now().after(change.lease * 4)));
-        self.feed(Input::Configure(plan));
-        self.settle();
-    }
-
-    /// Answers whoever waits for a change of the plan that has come true.
-    fn answer_plan(&mut self) {
-        let Some(change) = &mut self.change else { return };
-        let record = Arc::clone(change.epochs.record());
-        if let Some((_, Some(reply), _)) = change.planned.take_if(|it| it.0 == record.plan) {
-            self.respond(reply, Ok(Answer::Done));
-        }
-    }
-
-    fn give_up_plan(&mut self, now: Moment) {
-        let Some(change) = &mut self.change else { return };
-        let record = Arc::clone(change.epochs.record());
-        if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
-            let text = "no majority of the sites could be asked in time; look again whether the \
-                        change was made";
-            if let Some(reply) = reply {
-                self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
-            }
-            self.feed(Input::Configure(record.plan.clone()));
-        }
     }
 
     /// Stops granting when the site's right to do so has run out.

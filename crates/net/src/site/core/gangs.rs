@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kofm_core::SiteId;
 
-use super::epochs::Edit;
+use super::plans::Edit;
 use super::{Core, MAX_TTL, MIN_TTL, Responder, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, JoinCall, Joined, Members, State, Submit, Want};
 use crate::boottime::Moment;

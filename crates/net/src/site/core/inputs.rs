@@ -4,7 +4,7 @@ use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
-use super::epochs::Edit;
+use super::plans::Edit;
 use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
 use crate::engine::Move;

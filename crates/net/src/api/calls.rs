@@ -1,0 +1,178 @@
+//! What the site task is asked, by its own process or by another site, and what it answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kofm_core::{SiteId, Stamp};
+use serde::{Deserialize, Serialize};
+
+use super::{Blocker, Happening, Head, Joined, Lease, Members, Request, Submit, Taken, Want};
+use crate::plan::{PlannedPool, PlannedSemaphore};
+
+/// What the site where members meet is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct JoinCall {
+    pub name: String,
+    pub members: Members,
+    pub member: String,
+    pub token: String,
+    pub run: Option<String>,
+    pub ttl: Duration,
+    pub owner: Option<String>,
+    pub leave: bool,
+    /// Answer when there is news, and not before.
+    pub wait: bool,
+}
+
+/// A question to the site task, or to another site.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Call {
+    Submit {
+        spec: Submit,
+        fresh: bool,
+        hold: Hold,
+        /// How long to keep the answer back while it waits; none answers as soon as that is sure.
+        patience: Option<Duration>,
+    },
+    /// Takes an id, unless it is known; see [`Answer::Known`].
+    Reserve(String),
+    Unreserve(String),
+    /// Another site is about to take an id.
+    Knows {
+        id: String,
+        asker: SiteId,
+    },
+    Watch {
+        id: String,
+        wait: Duration,
+    },
+    Cancel(String),
+    Renew(String),
+    Release(String),
+    ReleaseRequest(String),
+    Leases,
+    Queue,
+    Usage,
+    /// Who is in the way of a claim, in these pools.
+    Ahead {
+        want: Want,
+        claim: Stamp,
+    },
+    History(usize),
+    /// P: takes from a semaphore, and waits for its turn and for units.
+    Take {
+        /// Names it, so that it can be given up.
+        key: u64,
+        name: String,
+        units: u32,
+        wait: Option<Duration>,
+        owner: Option<String>,
+    },
+    /// Whoever waits under this key is gone.
+    GiveUp(u64),
+    /// V: adds to a semaphore.
+    Add {
+        name: String,
+        units: u32,
+    },
+    Semaphores,
+    Gangs,
+    /// Gangs of the rota that somebody here waits or works for.
+    Rota,
+    /// Makes a gang or gives it other members; without any it is removed.
+    SetGang {
+        name: String,
+        members: Members,
+    },
+    /// A member of a gang says that it is there, or done.
+    Join(JoinCall),
+    /// What happened after so many events, or the next thing that happens within `wait`.
+    Events {
+        after: Option<u64>,
+        wait: Duration,
+    },
+    /// Whether nobody at this site holds or waits for a pool.
+    IsIdle(String),
+    /// Makes or removes a semaphore, with the next epoch.
+    PlanSemaphore {
+        name: String,
+        semaphore: Option<PlannedSemaphore>,
+    },
+    /// Makes, changes or removes a pool, with the next epoch.
+    Plan {
+        name: String,
+        pool: Option<PlannedPool>,
+    },
+    /// A site leaves the cluster, with the next epoch.
+    Leave(String),
+}
+
+/// How a grant is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Hold {
+    /// By renewals.
+    Lease,
+    /// For ever: holder and site are one process.
+    Embedded,
+    /// For ever: the units are taken out of their pool.
+    Drain,
+}
+
+/// What comes back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Request(Box<Request>),
+    Lease(Box<Lease>),
+    Known(bool),
+    Leases(Vec<Lease>),
+    Queue(Vec<Request>),
+    Usage(Vec<Usage>),
+    Ahead {
+        list: Vec<Blocker>,
+        older: u64,
+    },
+    History(Vec<Happening>),
+    Taken(Taken),
+    Semaphores(Vec<SemaphoreShare>),
+    Gangs(BTreeMap<String, Members>),
+    Rota(Vec<(String, bool)>),
+    Joined(Box<Joined>),
+    /// How many happened up to the last of these, and these.
+    Events {
+        next: u64,
+        list: Vec<Happening>,
+    },
+}
+
+/// What one site knows of one semaphore.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SemaphoreShare {
+    pub name: String,
+    pub protocol: String,
+    /// The value that it began with, or with which its epoch did.
+    pub first: u64,
+    /// Units that clients of this site have added and taken since.
+    pub added: u64,
+    pub taken: u64,
+    pub waiting: u64,
+    pub head: Option<Head>,
+    pub unsure: Vec<String>,
+}
+
+/// What one site has of one pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    pub pool: String,
+    pub waiting: u64,
+    pub units: Vec<UsedUnit>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct UsedUnit {
+    pub number: u32,
+    pub fence: u64,
+    pub quarantined: bool,
+    /// Taken out of the pool.
+    pub drained: bool,
+}

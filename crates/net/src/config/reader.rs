@@ -1,0 +1,562 @@
+//! Reads a configuration file, and says of every mistake in which line it is and what to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::PathBuf;
+
+use kofm_core::quorums::{Arbitration, Construction, RequestSets};
+use kofm_core::{Cluster, Kind, PoolId, SiteId};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    Config, Durability, MAX_GANG, MAX_POOLS, MAX_ROTA, MAX_SEMAPHORES, MAX_SITE_LEASE, MAX_SITES,
+    MAX_UNITS, MIN_SITE_LEASE, Mistake, Mistakes, PoolConfig, ROTA, RotaConfig, SemaphoreConfig,
+    check_name, default_protocol, is_address, protocol_named, semaphore_protocol_named,
+};
+use crate::api::{Members, OnExpiry};
+use crate::engine::serves_rota;
+
+/// What may stand at the top of a file.
+const KEYS: [&str; 17] = [
+    "cluster",
+    "site",
+    "members",
+    "listen",
+    "http",
+    "socket",
+    "state_dir",
+    "token_file",
+    "pools",
+    "semaphores",
+    "gangs",
+    "rota",
+    "tree_root",
+    "protocol",
+    "site_lease",
+    "etcd",
+    "durability",
+];
+
+/// The configuration that a file has, or all that is wrong with it.
+pub(super) fn read(text: &str) -> Result<Config, Mistakes> {
+    let mut reader = Reader { text, mistakes: Vec::new() };
+    let config = reader.config();
+    reader.mistakes.sort_by_key(|mistake| mistake.line);
+    if reader.mistakes.is_empty() { Ok(config) } else { Err(Mistakes(reader.mistakes)) }
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    mistakes: Vec<Mistake>,
+}
+
+type Table<'a> = DeTable<'a>;
+type Value<'a> = Spanned<DeValue<'a>>;
+
+impl Reader<'_> {
+    fn wrong(&mut self, span: Range<usize>, text: impl Into<String>) {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        let line = before.matches('\n').count() + 1;
+        self.mistakes.push(Mistake { line, text: text.into() });
+    }
+
+    fn config(&mut self) -> Config {
+        let mut config = Config::single("");
+        config.members.clear();
+        let (document, errors) = DeTable::parse_recoverable(self.text);
+        for error in &errors {
+            self.wrong(error.span().unwrap_or(0..0), error.message());
+        }
+        if !errors.is_empty() {
+            return config;
+        }
+        let table = document.get_ref();
+        self.unknown_keys(table, &KEYS, "");
+        if let Some(cluster) = self.string(table, "cluster") {
+            config.cluster = cluster;
+        }
+        config.site = self.string(table, "site").unwrap_or_default();
+        config.listen = self.address(table, "listen");
+        config.http = self.address(table, "http");
+        config.socket = self.string(table, "socket").map(PathBuf::from);
+        config.state_dir = self.string(table, "state_dir").map(PathBuf::from);
+        config.token_file = self.string(table, "token_file").map(PathBuf::from);
+        let protocol = match self.string(table, "protocol").map(|name| protocol_named(&name)) {
+            Some(Ok(kind)) => kind,
+            Some(Err(text)) => {
+                self.wrong(span_of(table, "protocol"), text);
+                default_protocol()
+            }
+            None => default_protocol(),
+        };
+        self.members(table, &mut config);
+        self.failures(table, &mut config);
+        self.pools(table, protocol, &mut config);
+        self.semaphores(table, &mut config);
+        self.gangs(table, &mut config);
+        self.rota(table, &mut config);
+        config.tree_root = self.string(table, "tree_root");
+        if let Some(root) = config.tree_root.as_ref().filter(|it| !config.members.contains_key(*it))
+        {
+            let text = format!("tree_root: there is no site `{root}`");
+            self.wrong(span_of(table, "tree_root"), text);
+        }
+        config
+    }
+
+    fn rota(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(rota) = self.table(table, "rota") else { return };
+        let span = span_of(table, "rota");
+        self.unknown_keys(rota, &["protocol", "needs", "gangs"], "rota");
+        let protocol = self.string(rota, "protocol");
+        let protocol = protocol.as_deref().unwrap_or(Kind::GroupsHungry.name());
+        let Some(protocol) = Kind::named(protocol).filter(|&kind| serves_rota(kind)) else {
+            let text = "the protocol of a rota is groups or groups-hungry";
+            return self.wrong(span_of(rota, "protocol"), text);
+        };
+        let needs = self.lists(rota, "needs");
+        let gangs = self.lists(rota, "gangs");
+        if !config.etcd.is_empty() {
+            return self.wrong(span, "a rota is fixed, and with etcd sites come and go");
+        }
+        if gangs.is_empty() || gangs.len() > MAX_ROTA {
+            let text =
+                format!("write [rota.gangs] and NAME = [\"SITE\", …], 1 to {MAX_ROTA} of them");
+            return self.wrong(span, text);
+        }
+        for site in needs.keys().chain(gangs.values().flatten()) {
+            if !config.members.contains_key(site) {
+                let text = format!("rota: there is no site `{site}`");
+                self.wrong(span.clone(), text);
+            }
+        }
+        for (name, members) in &gangs {
+            if name == ROTA || config.gangs.contains_key(name) {
+                self.wrong(span.clone(), format!("rota: the name `{name}` is taken"));
+            }
+            if let Err(text) = check_name(name) {
+                self.wrong(span.clone(), text);
+            }
+            let mut taken = BTreeMap::new();
+            for (i, site) in members.iter().enumerate() {
+                if members[..i].contains(site) {
+                    let text = format!("rota: gang `{name}` names `{site}` twice");
+                    self.wrong(span.clone(), text);
+                }
+                for resource in needs.get(site).into_iter().flatten() {
+                    if let Some(other) = taken.insert(resource, site) {
+                        let text = format!(
+                            "rota: `{other}` and `{site}` of gang `{name}` both need `{resource}`: \
+                             they can never work together"
+                        );
+                        self.wrong(span.clone(), text);
+                    }
+                }
+            }
+            if members.is_empty() {
+                self.wrong(span.clone(), format!("rota: gang `{name}` has no members"));
+            }
+        }
+        config.rota = Some(RotaConfig { protocol, needs, gangs });
+    }
+
+    /// Lists of names, each under a name.
+    fn lists(&mut self, table: &Table<'_>, key: &str) -> BTreeMap<String, Vec<String>> {
+        let mut lists = BTreeMap::new();
+        for (name, value) in self.table(table, key).into_iter().flatten() {
+            let items = value.get_ref().as_array().map(|items| {
+                let texts = items.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
+                texts.collect::<Option<Vec<String>>>()
+            });
+            match items.flatten() {
+                Some(items) => drop(lists.insert(name.get_ref().to_string(), items)),
+                None => self.wrong(value.span(), "write a list of names: [\"a\", \"b\"]"),
+            }
+        }
+        lists
+    }
+
+    fn gangs(&mut self, table: &Table<'_>, config: &mut Config) {
+        for (name, value) in self.table(table, "gangs").into_iter().flatten() {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let name = name.get_ref();
+            let Some(list) = value.get_ref().as_table() else {
+                let text = format!("write [gangs.{name}], and SITE = \"POOL:K\" for each member");
+                self.wrong(value.span(), text);
+                continue;
+            };
+            let mut members = Members::new();
+            let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+            for (site, value) in list {
+                let want = value.get_ref().as_str().and_then(crate::api::parse_want);
+                let Some(want) = want else {
+                    let text = "what a member needs is written \"POOL:K\", more with commas";
+                    self.wrong(value.span(), text);
+                    continue;
+                };
+                // With etcd, sites come and go.
+                if config.etcd.is_empty() && !config.members.contains_key(site.get_ref().as_ref()) {
+                    let text = format!("gang `{name}`: there is no site `{}`", site.get_ref());
+                    self.wrong(site.span(), text);
+                }
+                for (pool, units) in &want {
+                    *sums.entry(pool.clone()).or_default() += u64::from(*units);
+                }
+                members.insert(site.get_ref().to_string(), want);
+            }
+            for (pool, sum) in sums {
+                let text = match config.pools.get(&pool) {
+                    None => format!("gang `{name}`: there is no pool `{pool}`"),
+                    Some(it) if u64::from(it.units) < sum => format!(
+                        "gang `{name}`: its members ask for {sum} units of pool `{pool}` together, \
+                         which has {}",
+                        it.units
+                    ),
+                    Some(_) => continue,
+                };
+                self.wrong(value.span(), text);
+            }
+            if list.is_empty() || list.len() > MAX_GANG {
+                let text = format!("gang `{name}`: a gang has 1 to {MAX_GANG} members");
+                self.wrong(value.span(), text);
+            }
+            config.gangs.insert(name.to_string(), members);
+        }
+    }
+
+    fn semaphores(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(semaphores) = self.table(table, "semaphores") else { return };
+        if semaphores.len() > MAX_SEMAPHORES {
+            let text = format!("more than {MAX_SEMAPHORES} semaphores");
+            self.wrong(span_of(table, "semaphores"), text);
+        }
+        for (name, value) in semaphores {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            let mut semaphore = SemaphoreConfig::new(0);
+            let number = if let Some(table) = value.get_ref().as_table() {
+                let known = ["value", "protocol", "construction", "crashes", "arbiters"];
+                self.unknown_keys(table, &known, name.get_ref());
+                if let Some(name) = self.string(table, "protocol") {
+                    match semaphore_protocol_named(&name) {
+                        Ok(kind) => semaphore.protocol = kind,
+                        Err(text) => self.wrong(span_of(table, "protocol"), text),
+                    }
+                }
+                // Its turns are a pool of one unit.
+                let mut turns = PoolConfig { protocol: semaphore.protocol, ..PoolConfig::new(1) };
+                self.arbitration(table, config, &mut turns);
+                semaphore.arbitration = turns.arbitration;
+                table.get("value")
+            } else {
+                Some(value)
+            };
+            let integer = number.and_then(|number| number.get_ref().as_integer());
+            let parsed = integer.and_then(|n| u32::from_str_radix(n.as_str(), n.radix()).ok());
+            let Some(parsed) = parsed else {
+                let span = number.map_or_else(|| value.span(), Spanned::span);
+                let text = format!(
+                    "semaphore `{}`: its `value` is a number from 0 to {}",
+                    name.get_ref(),
+                    u32::MAX
+                );
+                self.wrong(span, text);
+                continue;
+            };
+            semaphore.value = parsed;
+            config.semaphores.insert(name.get_ref().to_string(), semaphore);
+        }
+    }
+
+    /// What happens when sites die.
+    fn failures(&mut self, table: &Table<'_>, config: &mut Config) {
+        if let Some(text) = self.string(table, "site_lease") {
+            match crate::duration::parse(&text) {
+                Ok(time) if (MIN_SITE_LEASE..=MAX_SITE_LEASE).contains(&time) => {
+                    config.site_lease = time;
+                }
+                Ok(_) => self.wrong(span_of(table, "site_lease"), "site_lease is from 1s to 10m"),
+                Err(text) => self.wrong(span_of(table, "site_lease"), text),
+            }
+        }
+        if let Some(name) = self.string(table, "durability") {
+            match name.as_str() {
+                "none" => config.durability = Durability::None,
+                "grant" => config.durability = Durability::Grant,
+                _ => {
+                    let text = format!("durability is none or grant, not `{name}`");
+                    self.wrong(span_of(table, "durability"), text);
+                }
+            }
+            if config.durability == Durability::Grant && config.state_dir.is_none() {
+                let text = "`state_dir` is missing: grants need a place on disk";
+                self.wrong(span_of(table, "durability"), text);
+            }
+        }
+        if let Some(value) = table.get("etcd") {
+            for endpoint in value.get_ref().as_array().into_iter().flatten() {
+                let text = endpoint.get_ref().as_str().unwrap_or_default();
+                match crate::client::Address::parse(text) {
+                    Ok(_) if text.starts_with("http://") => config.etcd.push(text.to_owned()),
+                    Ok(_) | Err(_) => {
+                        let text = "an etcd member is written \"http://host:port\"";
+                        self.wrong(endpoint.span(), text);
+                    }
+                }
+            }
+            if config.etcd.is_empty() {
+                let text = "write etcd = [\"http://host:2379\", …], or leave it out";
+                self.wrong(value.span(), text);
+            }
+        }
+    }
+
+    fn members(&mut self, table: &Table<'_>, config: &mut Config) {
+        if let Some(members) = self.table(table, "members") {
+            for (name, value) in members {
+                if let Err(text) = check_name(name.get_ref()) {
+                    self.wrong(name.span(), text);
+                }
+                let address = value.get_ref().as_str().unwrap_or_default();
+                if !is_address(address) {
+                    self.wrong(value.span(), "an address is written \"host:port\"");
+                }
+                config.members.insert(name.get_ref().to_string(), address.to_owned());
+            }
+            if members.len() > MAX_SITES {
+                self.wrong(span_of(table, "members"), format!("more than {MAX_SITES} sites"));
+            }
+            if config.site.is_empty() && !table.contains_key("site") {
+                self.wrong(span_of(table, "members"), "`site` is missing: which one is this?");
+            }
+        } else if config.site.is_empty() {
+            config.site = "s0".into();
+        }
+        if config.members.is_empty() {
+            config.members.insert(config.site.clone(), String::new());
+        } else if !config.site.is_empty() && !config.members.contains_key(&config.site) {
+            let names: Vec<&str> = config.members.keys().map(String::as_str).collect();
+            let text =
+                format!("site `{}` is not a member; there are {}", config.site, names.join(", "));
+            self.wrong(span_of(table, "site"), text);
+        }
+        if config.members.len() > 1 && config.state_dir.is_none() {
+            self.wrong(
+                span_of(table, "members"),
+                "`state_dir` is missing: with other sites, a restart must be told from a pause",
+            );
+        }
+        if config.http.is_none() && config.socket.is_none() {
+            self.wrong(
+                0..0,
+                "neither `http` nor `socket` is given: no client could reach this site",
+            );
+        }
+    }
+
+    fn pools(&mut self, table: &Table<'_>, protocol: Kind, config: &mut Config) {
+        let Some(pools) = self.table(table, "pools") else {
+            if !table.contains_key("pools") && !table.contains_key("semaphores") {
+                self.wrong(0..0, "there are no pools; write [pools] and name = units");
+            }
+            return;
+        };
+        if pools.len() > MAX_POOLS {
+            self.wrong(span_of(table, "pools"), format!("more than {MAX_POOLS} pools"));
+        }
+        for (name, value) in pools {
+            if let Err(text) = check_name(name.get_ref()) {
+                self.wrong(name.span(), text);
+            }
+            if let Some(mut pool) = self.pool(name.get_ref(), value, protocol) {
+                if let Some(table) = value.get_ref().as_table() {
+                    self.arbitration(table, config, &mut pool);
+                }
+                config.pools.insert(name.get_ref().to_string(), pool);
+            }
+        }
+    }
+
+    fn pool(&mut self, name: &str, value: &Value<'_>, protocol: Kind) -> Option<PoolConfig> {
+        let mut pool = PoolConfig { protocol, ..PoolConfig::new(1) };
+        match value.get_ref() {
+            DeValue::Integer(_) | DeValue::Array(_) => self.units(value, &mut pool)?,
+            DeValue::Table(table) => {
+                let known =
+                    ["units", "protocol", "on_expiry", "construction", "crashes", "arbiters"];
+                self.unknown_keys(table, &known, name);
+                let Some(units) = table.get("units") else {
+                    self.wrong(value.span(), format!("pool `{name}` has no `units`"));
+                    return None;
+                };
+                self.units(units, &mut pool)?;
+                if let Some(name) = self.string(table, "protocol") {
+                    match protocol_named(&name) {
+                        Ok(kind) => pool.protocol = kind,
+                        Err(text) => self.wrong(span_of(table, "protocol"), text),
+                    }
+                }
+                if let Some(name) = self.string(table, "on_expiry") {
+                    match OnExpiry::named(&name) {
+                        Some(policy) => pool.on_expiry = policy,
+                        None => self.wrong(
+                            span_of(table, "on_expiry"),
+                            format!("on_expiry is release, hold or quarantine, not `{name}`"),
+                        ),
+                    }
+                }
+            }
+            DeValue::String(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) => {
+                self.wrong(
+                    value.span(),
+                    format!("pool `{name}`: write a number of units, or names"),
+                );
+                return None;
+            }
+        }
+        Some(pool)
+    }
+
+    /// What a pool says about its arbiters, checked as a whole.
+    fn arbitration(&mut self, table: &Table<'_>, config: &Config, pool: &mut PoolConfig) {
+        let keys = ["construction", "crashes", "arbiters"];
+        let Some(first) = keys.into_iter().find(|key| table.contains_key(*key)) else { return };
+        if !pool.protocol.profile().arbitrated {
+            let text = format!("`{first}` is for protocol = \"quorum\" and \"sem-quorum\"");
+            return self.wrong(span_of(table, first), text);
+        }
+        let mut said = Arbitration::default();
+        if let Some(name) = self.string(table, "construction") {
+            said.construction = Construction::named(&name);
+            if said.construction.is_none() {
+                let names: Vec<_> = Construction::ALL.iter().map(|it| it.name()).collect();
+                let text = format!("there is no construction `{name}`: use {}", names.join(", "));
+                return self.wrong(span_of(table, "construction"), text);
+            }
+        }
+        if let Some(value) = table.get("crashes") {
+            let number = value.get_ref().as_integer();
+            let number = number.and_then(|n| u16::from_str_radix(n.as_str(), n.radix()).ok());
+            let Some(number) = number else {
+                return self.wrong(value.span(), "crashes is a number of sites");
+            };
+            said.crashes = number;
+        }
+        if let Some(value) = table.get("arbiters") {
+            let mut arbiters = Vec::new();
+            for name in value.get_ref().as_array().into_iter().flatten() {
+                let text = name.get_ref().as_str().unwrap_or_default();
+                let place = config.members.keys().position(|member| member == text);
+                match place.and_then(|place| u16::try_from(place).ok()) {
+                    Some(place) => arbiters.push(SiteId(place)),
+                    None => self.wrong(name.span(), format!("`{text}` is not a member")),
+                }
+            }
+            said.arbiters = Some(arbiters);
+        }
+        let sites = u16::try_from(config.members.len()).unwrap_or(u16::MAX);
+        let mut cluster = Cluster::new(sites, pool.units);
+        cluster.arbitration.insert(PoolId(0), said.clone());
+        if let Err((_, problem)) = RequestSets::check(&cluster) {
+            return self.wrong(span_of(table, first), problem.to_string());
+        }
+        pool.arbitration = Some(said);
+    }
+
+    fn units(&mut self, value: &Value<'_>, pool: &mut PoolConfig) -> Option<()> {
+        if let Some(names) = value.get_ref().as_array() {
+            let mut seen = BTreeSet::new();
+            for name in names {
+                let text = name.get_ref().as_str().unwrap_or_default();
+                if let Err(text) = check_name(text) {
+                    self.wrong(name.span(), text);
+                } else if !seen.insert(text) {
+                    self.wrong(name.span(), format!("two units have the name `{text}`"));
+                }
+                pool.names.push(text.to_owned());
+            }
+        }
+        let count = match value.get_ref() {
+            DeValue::Array(names) => u32::try_from(names.len()).ok(),
+            DeValue::Integer(number) => u32::from_str_radix(number.as_str(), number.radix()).ok(),
+            DeValue::String(_)
+            | DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_)
+            | DeValue::Table(_) => None,
+        };
+        let Some(count) = count.filter(|count| (1..=MAX_UNITS).contains(count)) else {
+            let text = format!("units are a number from 1 to {MAX_UNITS}, or a list of names");
+            self.wrong(value.span(), text);
+            return None;
+        };
+        pool.units = count;
+        Some(())
+    }
+
+    fn table<'t, 'a>(&mut self, table: &'t Table<'a>, key: &str) -> Option<&'t Table<'a>> {
+        let value = table.get(key)?;
+        let inner = value.get_ref().as_table();
+        if inner.is_none() {
+            self.wrong(value.span(), format!("`{key}` is a table: write [{key}]"));
+        }
+        inner
+    }
+
+    fn string(&mut self, table: &Table<'_>, key: &str) -> Option<String> {
+        let value = table.get(key)?;
+        let text = value.get_ref().as_str();
+        if text.is_none_or(str::is_empty) {
+            self.wrong(value.span(), format!("`{key}` is a text: write {key} = \"…\""));
+        }
+        text.map(str::to_owned)
+    }
+
+    fn address(&mut self, table: &Table<'_>, key: &str) -> Option<String> {
+        let address = self.string(table, key)?;
+        if !is_address(&address) {
+            self.wrong(span_of(table, key), "an address is written \"host:port\"");
+        }
+        Some(address)
+    }
+
+    fn unknown_keys(&mut self, table: &Table<'_>, known: &[&str], pool: &str) {
+        for key in table.keys() {
+            let name: &str = key.get_ref();
+            if known.contains(&name) {
+                continue;
+            }
+            let near = known.iter().copied().filter(|k| distance(k, name) <= 2);
+            let hint = match near.min_by_key(|k| distance(k, name)) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("there are {}", known.join(", ")),
+            };
+            let place = if pool.is_empty() { String::new() } else { format!(" in pool `{pool}`") };
+            self.wrong(key.span(), format!("unknown key `{name}`{place}; {hint}"));
+        }
+    }
+}
+
+fn span_of(table: &Table<'_>, key: &str) -> Range<usize> {
+    table.get(key).map_or(0..0, Spanned::span)
+}
+
+/// How many letters to change, add or drop.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
