@@ -8,6 +8,7 @@ mod epochs;
 mod events;
 mod gangs;
 mod inputs;
+mod install;
 mod leases;
 mod legacy;
 mod plans;

@@ -9,28 +9,24 @@
 //! Where all sites live in one process they live and die together; such a cluster has one epoch,
 //! and nothing of this.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::epoch::{
-    Book, Effect, Epochs, Input, Message, Phase, Record, Report, Standing, Survey,
-};
+use kofm_core::SiteId;
+use kofm_core::epoch::{Effect, Epochs, Input, Message, Phase, Record};
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::plans::Edit;
-use super::{Core, Part, Pool, Responder, Running, Timer, Todo};
+use super::{Core, Responder, Timer};
 use crate::api::{self, State};
 use crate::boottime::Moment;
-use crate::engine;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
-use crate::names::Names;
-use crate::plan::{Plan, kinds, rest};
+use crate::plan::{Plan, kinds};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -57,24 +53,24 @@ pub(crate) struct Change {
     /// The last sign of life of each site, and when it was new.
     pub(super) pulses: BTreeMap<String, (store::Pulse, Moment)>,
     /// Since when links to members are down.
-    down: BTreeMap<SiteId, Moment>,
-    suspects: SiteSet,
+    pub(super) down: BTreeMap<SiteId, Moment>,
+    pub(super) suspects: SiteSet,
     /// When the leases of sites that departed with an epoch are certainly over.
     pub(super) quarantines: BTreeMap<u64, Moment>,
-    proposal: Option<Arc<Record<Plan>>>,
+    pub(super) proposal: Option<Arc<Record<Plan>>>,
     /// A change of the plan that is under way, who waits for it, and until when.
     pub(super) planned: Option<(Plan, Option<Responder>, Moment)>,
     /// Changes that wait for it, or for the first epoch, with until when they do.
     pub(super) edits: VecDeque<(Edit, Responder, Moment)>,
     started: Moment,
-    joined: Option<Moment>,
+    pub(super) joined: Option<Moment>,
     /// Since when no member is left.
-    deserted: Option<Moment>,
+    pub(super) deserted: Option<Moment>,
     /// Units were taken out of pools here.
     pub(super) drains: bool,
     /// Sites that nobody was told of may come.
     pub(super) joinable: bool,
-    state: Option<Arc<StateDir>>,
+    pub(super) state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
     pub(super) running: watch::Sender<View>,
@@ -601,350 +597,6 @@ impl Core {
             }
             self.offer();
         }
-    }
-
-    /// What a new life of this site brings.
-    fn first_report(&self) -> Report {
-        let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
-        let legacy = self.legacy.clone().unwrap_or_default();
-        let mut books = legacy.books(kinds().len());
-        self.report_semaphores(&mut books);
-        let mut clock = self.clock;
-        clock.merge(legacy.clock);
-        Report { books, clock, ..Report::empty(incarnation) }
-    }
-
-    /// What this site has, for the others.
-    fn report(&self) -> Report {
-        let mut books: Vec<Book> = self
-            .engines
-            .iter()
-            .map(|running| Book {
-                claims: BTreeMap::new(),
-                idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
-                tallies: None,
-            })
-            .collect();
-        self.report_semaphores(&mut books);
-        let ended = self.todo.iter().filter_map(|todo| match todo {
-            Todo::Undo(_, part) => Some(part),
-            Todo::Claim(_)
-            | Todo::Grant(_)
-            | Todo::Move(..)
-            | Todo::Names(..)
-            | Todo::Numbers { .. }
-            | Todo::Granted(..)
-            | Todo::Rejected(..)
-            | Todo::Take(_)
-            | Todo::Leave(..)
-            | Todo::Add { .. }
-            | Todo::Revoked(..) => None,
-        });
-        let parts = self.requests.values().flat_map(|request| &request.parts);
-        for part in parts.chain(ended) {
-            let Some(claim) = part.claim else { continue };
-            let units = part.numbers.iter().flat_map(|(&pool, numbers)| {
-                numbers.iter().map(move |&number| Unit { pool, number })
-            });
-            let held = part.granted.then(|| units.collect());
-            let standing = Standing { demand: part.demand.clone(), held };
-            if let Some(book) = books.get_mut(part.engine) {
-                book.claims.insert(claim, standing);
-            }
-        }
-        Report { incarnation: 0, clock: self.clock, books }
-    }
-
-    /// Puts everything in the state that a record says.
-    fn install(&mut self, record: &Arc<Record<Plan>>) {
-        let Some(change) = &mut self.change else { return };
-        change.proposal = None;
-        change.joined = None;
-        change.deserted = None;
-        change.down.clear();
-        change.suspects = SiteSet::new();
-        let over = Moment::now().after(change.quarantine());
-        for &since in record.quarantine.keys() {
-            change.quarantines.entry(since).or_insert(over);
-        }
-        if !record.quarantine.is_empty() {
-            self.start_timer(over, Timer::Look);
-        }
-        for (&site, (_, address)) in &record.plan.sites {
-            self.mesh.reach(site, address.clone());
-        }
-        // A protocol that heals by itself goes on, unless its pools are others now.
-        let goes_on: Vec<bool> = kinds()
-            .into_iter()
-            .map(|kind| {
-                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
-            })
-            .collect();
-        for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
-            if goes_on.get(number) == Some(&true) {
-                self.protocol_timers.insert((number, timer), key);
-            } else {
-                self.timers.remove(&key);
-            }
-        }
-        let last = record.plan.sites.keys().max().map_or(0, |site| site.index() + 1);
-        self.members = (0..last)
-            .map(|number| {
-                let site = u16::try_from(number).map(SiteId).ok();
-                let known = site.and_then(|site| record.plan.sites.get(&site));
-                known.map_or("?", |it| it.0.as_str()).into()
-            })
-            .collect();
-        let stay = self.plan.stay(&record.plan);
-        self.plan = record.plan.clone();
-        self.install_engines(record, &goes_on);
-        // What was to be done in the old epoch is not done in the new one, but for the clients'
-        // wishes, and by those that go on: without its beat a protocol would stand still for ever.
-        self.todo.retain(|todo| match todo {
-            Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. } => true,
-            Todo::Move(engine, _)
-            | Todo::Granted(engine, ..)
-            | Todo::Rejected(engine, ..)
-            | Todo::Revoked(engine, _) => goes_on.get(*engine) == Some(&true),
-            Todo::Leave(..) | Todo::Grant(_) | Todo::Names(..) | Todo::Numbers { .. } => false,
-        });
-        self.trim(record, &stay);
-        self.trim_semaphores(record);
-        self.inherit(record);
-        self.install_rota(record);
-        let members: Vec<String> =
-            record.members.keys().map(|&site| self.site_name(site)).collect();
-        let text = format!("epoch {}: {}", record.epoch, members.join(", "));
-        info!("{text}");
-        self.metrics.epoch_changes += 1;
-        let happening = self.happening("epoch", None);
-        self.record(api::Happening { cause: Some(text), ..happening });
-    }
-
-    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
-        let sites: Vec<SiteId> = record.members.keys().copied().collect();
-        let clusters = record.clusters();
-        let mut old = std::mem::take(&mut self.engines);
-        let mut alarms = Vec::new();
-        let mut seen = BTreeSet::new();
-        let empty = Survey::default();
-        for (number, kind) in kinds().into_iter().enumerate() {
-            let Some(cluster) = clusters.get(number) else { continue };
-            let survey = record.surveys.get(number).unwrap_or(&empty);
-            self.clock.merge(survey.clock);
-            let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
-            // Without pools it has nothing to do, and should not keep everybody busy. One that goes
-            // on may have lost its beat while this site was left behind.
-            let beats = self.protocol_timers.keys().any(|(engine, _)| *engine == number);
-            let has_pools = record.plan.pools_of(kind).iter().any(Option::is_some);
-            if engine::heals(kind) && has_pools && !beats {
-                alarms.push(number);
-            }
-            let engine = match kept.map(|place| old.swap_remove(place)) {
-                Some(running) => Some(running.engine),
-                None if engine::heals(kind) => {
-                    // It finds out itself who is there.
-                    let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
-                }
-                None => engine::resume(kind, self.me, cluster, survey),
-            };
-            let Some(engine) = engine else { continue };
-            if kind.profile().serves == Service::Semaphore {
-                let pools = self.install_semaphores(number, kind, &record.plan, survey);
-                let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
-                continue;
-            }
-            let mut pools = Vec::new();
-            for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
-                let Some((name, config)) = pool else {
-                    pools.push(usize::MAX);
-                    continue;
-                };
-                let place = self.pool_by_name.get(name.as_str()).copied();
-                let place = place.unwrap_or_else(|| {
-                    let name: Arc<str> = name.as_str().into();
-                    self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
-                    self.pools.push(Pool::new(name, config.clone()));
-                    self.pools.len() - 1
-                });
-                let state = &mut self.pools[place];
-                let planned = record.plan.pools.get(&name);
-                state.limit = planned.map_or(config.units, |it| it.target);
-                let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
-                state.withheld = withheld.map(|unit| unit.number).collect();
-                state.closed = planned.is_some_and(|it| it.closed);
-                (state.engine, state.id, state.config) = (number, id, config);
-                seen.insert(place);
-                pools.push(place);
-            }
-            let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
-        }
-        for number in alarms {
-            self.set_alarm(number);
-        }
-        for (place, pool) in self.pools.iter_mut().enumerate() {
-            if !seen.contains(&place) && !pool.gone {
-                pool.gone = true;
-                self.pool_by_name.remove(&pool.name);
-            }
-        }
-    }
-
-    /// Ends what has no place in the new epoch.
-    fn trim(&mut self, record: &Record<Plan>, stay: &[Vec<bool>]) {
-        let known = |engine: usize, claim: Stamp| {
-            record.surveys.get(engine).is_some_and(|survey| survey.claims.contains_key(&claim))
-        };
-        let trim = |part: &mut Part| {
-            let Some(stay) = stay.get(part.engine) else { return };
-            part.demand = rest(stay, &part.demand);
-            part.numbers.retain(|pool, _| stay.get(pool.index()) == Some(&true));
-        };
-        for todo in &mut self.todo {
-            if let Todo::Undo(_, part) = todo {
-                trim(part);
-                if part.claim.is_some_and(|claim| !known(part.engine, claim)) {
-                    part.claim = None;
-                }
-            }
-        }
-        let mut ended = Vec::new();
-        for (&key, request) in &mut self.requests {
-            let mut lost = false;
-            for part in &mut request.parts {
-                let Some(claim) = part.claim else { continue };
-                trim(part);
-                if !known(part.engine, claim) {
-                    part.claim = None;
-                    self.by_claim.remove(&(part.engine, claim));
-                    lost = true;
-                }
-            }
-            let gone = request.want.iter().any(|want| self.pools[want.0].gone);
-            if (lost || gone) && !request.parts.is_empty() {
-                ended.push((key, request.state));
-            }
-        }
-        for (key, state) in ended {
-            let end = if state == State::Queued { State::Failed } else { State::Expired };
-            self.end(key, end, "its pool was removed or made smaller");
-        }
-        for pool in &mut self.pools {
-            let requests = &self.requests;
-            pool.waiting.retain(|(claim, key)| {
-                let parts = requests.get(key).map(|request| request.parts.iter());
-                parts.is_some_and(|mut parts| parts.any(|part| part.claim == Some(*claim)))
-            });
-        }
-    }
-
-    /// All members have the record: protocols go on.
-    fn resume(&mut self) {
-        let Some(change) = &self.change else { return };
-        let record = Arc::clone(change.epochs.record());
-        for number in 0..self.engines.len() {
-            let Some(survey) = record.surveys.get(number) else { continue };
-            if engine::heals(self.engines[number].kind) {
-                continue;
-            }
-            let mut outcomes = Vec::new();
-            self.engines[number].engine.on_resume(&mut self.clock, survey, &mut outcomes);
-            for outcome in outcomes {
-                self.carry_out(number, outcome);
-            }
-        }
-        let mut needs = Vec::new();
-        let mut granted = Vec::new();
-        for (&key, request) in &self.requests {
-            for part in request.parts.iter().filter(|part| part.granted && part.counted) {
-                let Some(claim) = part.claim else { continue };
-                let missing = part.demand.parts().filter(|it| !part.numbers.contains_key(&it.0));
-                needs.extend(missing.map(|(pool, units)| (part.engine, claim, pool, units)));
-            }
-            let all = !request.parts.is_empty() && request.part >= request.parts.len();
-            if all && request.state == State::Queued {
-                granted.push(key);
-            }
-        }
-        // In the order of their claims, as they would have been served.
-        needs.sort_unstable_by_key(|it| (it.1, it.2));
-        for (engine, claim, pool, units) in needs {
-            self.engines[engine].names.need(pool, claim, units.0, &mut self.effects);
-            self.take_names(engine);
-        }
-        for key in granted {
-            self.todo.push_back(Todo::Grant(key));
-        }
-        // Before anybody who hears of a smaller pool can ask for what is to go.
-        self.drain_pools();
-        self.answer_plan();
-        self.resume_rota();
-    }
-
-    /// The others have gone on without this site: it starts again, as somebody else.
-    fn depart(&mut self, record: Arc<Record<Plan>>) {
-        let cause = "the other sites went on without this one";
-        warn!(epoch = record.epoch, "{cause}");
-        // Units that somebody adds are added later; claims are made again.
-        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
-        self.by_claim.clear();
-        for pool in &mut self.pools {
-            pool.waiting.clear();
-        }
-        let mut waiting = Vec::new();
-        for (&key, request) in &mut self.requests {
-            request.part = 0;
-            for part in &mut request.parts {
-                part.claim = None;
-                part.granted = false;
-                part.numbers.clear();
-            }
-            if request.state == State::Queued {
-                waiting.push(key);
-            }
-        }
-        let kept = self.requests.iter().filter(|it| it.1.lease.is_some());
-        let kept: Vec<u64> = kept.map(|it| *it.0).collect();
-        for key in kept {
-            self.end(key, State::Expired, cause);
-        }
-        self.lose_rota(cause);
-        self.forget_rota();
-        for pool in &mut self.pools {
-            pool.used.clear();
-            pool.quarantined = 0;
-        }
-        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
-        self.leaving.clear();
-        self.ask_all_again();
-        waiting.sort_unstable();
-        self.todo.extend(waiting.into_iter().map(Todo::Claim));
-        let Some(change) = &mut self.change else { return };
-        let incarnation = match &change.state {
-            Some(state) => match state.next() {
-                Ok(incarnation) => incarnation,
-                Err(error) => {
-                    error!(%error, "cannot begin another life; stays outside");
-                    return;
-                }
-            },
-            None => change.epochs.incarnation() + 1,
-        };
-        change.epochs = Epochs::new(self.me, incarnation, record);
-        change.proposal = None;
-        change.leased = None;
-        change.joined = None;
-        self.mesh.reborn(incarnation);
-        self.legacy = None;
-        if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
-            error!(%error, "cannot begin a journal");
-            self.journal = None;
-        }
-        let happening = self.happening("departed", None);
-        self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }
 
     /// A connection to a peer stands again: whatever it may have missed is said again.
