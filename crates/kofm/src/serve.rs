@@ -61,6 +61,15 @@ impl CheckConfig {
         for (name, it) in &config.semaphores {
             println!("  {name}: a semaphore of {}, {}", it.value, it.protocol.name());
         }
+        for (name, members) in &config.gangs {
+            let members: Vec<&str> = members.keys().map(String::as_str).collect();
+            println!("  {name}: a gang of {}", members.join(", "));
+        }
+        if let Some(rota) = &config.rota {
+            for (name, members) in &rota.gangs {
+                println!("  {name}: in the rota, {}, {}", rota.protocol.name(), members.join(", "));
+            }
+        }
         Ok(())
     }
 }

@@ -53,6 +53,8 @@ struct Reader<'a> {
 
 type Table<'a> = DeTable<'a>;
 type Value<'a> = Spanned<DeValue<'a>>;
+/// Lists of names, each under a name that stands somewhere.
+type Lists = BTreeMap<String, (Range<usize>, Vec<String>)>;
 
 impl Reader<'_> {
     fn wrong(&mut self, span: Range<usize>, text: impl Into<String>) {
@@ -125,52 +127,56 @@ impl Reader<'_> {
                 format!("write [rota.gangs] and NAME = [\"SITE\", …], 1 to {MAX_ROTA} of them");
             return self.wrong(span, text);
         }
-        for site in needs.keys().chain(gangs.values().flatten()) {
-            if !config.members.contains_key(site) {
-                let text = format!("rota: there is no site `{site}`");
-                self.wrong(span.clone(), text);
-            }
+        let known = |site: &String| config.members.contains_key(site);
+        for (site, (span, _)) in needs.iter().filter(|it| !known(it.0)) {
+            self.wrong(span.clone(), format!("rota: there is no site `{site}`"));
         }
-        for (name, members) in &gangs {
+        for (name, (span, members)) in &gangs {
+            let mut mistake = |text: String| self.wrong(span.clone(), format!("rota: {text}"));
             if name == ROTA || config.gangs.contains_key(name) {
-                self.wrong(span.clone(), format!("rota: the name `{name}` is taken"));
+                mistake(format!("the name `{name}` is taken"));
             }
             if let Err(text) = check_name(name) {
-                self.wrong(span.clone(), text);
+                mistake(text);
             }
-            let mut taken = BTreeMap::new();
+            if members.is_empty() {
+                mistake(format!("gang `{name}` has no members"));
+            }
+            let mut taken: BTreeMap<&String, &String> = BTreeMap::new();
             for (i, site) in members.iter().enumerate() {
-                if members[..i].contains(site) {
-                    let text = format!("rota: gang `{name}` names `{site}` twice");
-                    self.wrong(span.clone(), text);
+                if !known(site) {
+                    mistake(format!("there is no site `{site}`"));
                 }
-                for resource in needs.get(site).into_iter().flatten() {
+                if members[..i].contains(site) {
+                    mistake(format!("gang `{name}` names `{site}` twice"));
+                    continue;
+                }
+                for resource in needs.get(site).iter().flat_map(|it| &it.1) {
                     if let Some(other) = taken.insert(resource, site) {
-                        let text = format!(
-                            "rota: `{other}` and `{site}` of gang `{name}` both need `{resource}`: \
-                             they can never work together"
-                        );
-                        self.wrong(span.clone(), text);
+                        mistake(format!(
+                            "`{other}` and `{site}` of gang `{name}` both need `{resource}`: they \
+                             can never work together"
+                        ));
                     }
                 }
             }
-            if members.is_empty() {
-                self.wrong(span.clone(), format!("rota: gang `{name}` has no members"));
-            }
         }
+        let lists = |map: Lists| map.into_iter().map(|(name, (_, list))| (name, list)).collect();
+        let (needs, gangs) = (lists(needs), lists(gangs));
         config.rota = Some(RotaConfig { protocol, needs, gangs });
     }
 
-    /// Lists of names, each under a name.
-    fn lists(&mut self, table: &Table<'_>, key: &str) -> BTreeMap<String, Vec<String>> {
-        let mut lists = BTreeMap::new();
+    fn lists(&mut self, table: &Table<'_>, key: &str) -> Lists {
+        let mut lists = Lists::new();
         for (name, value) in self.table(table, key).into_iter().flatten() {
             let items = value.get_ref().as_array().map(|items| {
                 let texts = items.iter().map(|item| item.get_ref().as_str().map(str::to_owned));
                 texts.collect::<Option<Vec<String>>>()
             });
             match items.flatten() {
-                Some(items) => drop(lists.insert(name.get_ref().to_string(), items)),
+                Some(items) => {
+                    lists.insert(name.get_ref().to_string(), (name.span(), items));
+                }
                 None => self.wrong(value.span(), "write a list of names: [\"a\", \"b\"]"),
             }
         }

@@ -132,6 +132,11 @@ impl Core {
 
     /// Something became of a request; if a gang waits for it, its members hear of it.
     pub(super) fn tell_rally(&mut self, key: u64) {
+        let want = self.requests.get(&key).map_or(&[][..], |request| &request.want);
+        // Only gangs ask for seats.
+        if !want.iter().any(|it| self.pools[it.0].name.starts_with(SEAT)) {
+            return;
+        }
         let rally = self.rallies.iter().find(|it| it.1.request == Some(key));
         if let Some(name) = rally.map(|it| it.0.clone()) {
             self.rally_news(&name, None);

@@ -213,7 +213,7 @@ impl Core {
             let answer = self.submitted_answer(key, watcher.told);
             self.respond(watcher.reply, answer);
         }
-        if !only_submitted && !self.rallies.is_empty() {
+        if !only_submitted {
             self.tell_rally(key);
         }
     }

@@ -28,7 +28,8 @@ use crate::random;
 
 /// Clients of one site that may wait for their turn.
 const MAX_SITTERS: usize = 64;
-const LOOK: Duration = Duration::from_millis(500);
+/// The shortest time between two looks.
+const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) struct Rota {
     config: RotaConfig,
@@ -47,7 +48,8 @@ pub(crate) struct Rota {
     /// does here: one that is not all there claims nothing, and so holds up nobody.
     here: BTreeSet<(String, SiteId)>,
     said: BTreeSet<String>,
-    timer: bool,
+    /// When it is looked at again.
+    timer: Option<(Moment, u64)>,
 }
 
 /// A client that speaks for this site's process.
@@ -146,7 +148,7 @@ impl Rota {
             sitters: VecDeque::new(),
             here: BTreeSet::new(),
             said: BTreeSet::new(),
-            timer: false,
+            timer: None,
         }
     }
 
@@ -550,7 +552,7 @@ impl Core {
     pub(super) fn sweep_rota(&mut self) {
         let now = Moment::now();
         let Some(rota) = &mut self.rota else { return };
-        rota.timer = false;
+        rota.timer = None;
         let (mut lost, mut over) = (Vec::new(), Vec::new());
         for sitter in &mut rota.sitters {
             let silent = now.since(sitter.heard);
@@ -582,13 +584,27 @@ impl Core {
         self.look_at_rota();
     }
 
-    /// Looks again later, as long as somebody is here.
+    /// Looks again when something is due, as long as somebody is here.
     fn look_at_rota(&mut self) {
-        let Some(rota) = self.rota.as_mut().filter(|it| !it.timer && !it.sitters.is_empty()) else {
+        let now = Moment::now();
+        let Some(rota) = self.rota.as_mut().filter(|it| !it.sitters.is_empty()) else { return };
+        // When somebody may have been silent for too long, or claims may be made.
+        let silent = rota.sitters.iter().map(|it| {
+            let once = it.heard.after(it.ttl);
+            if now <= once { once } else { it.heard.after(it.ttl * 2) }
+        });
+        let due = silent.chain(rota.from).filter(|&it| it > now).min();
+        let due = due.unwrap_or(now).max(now.after(LOOK));
+        if rota.timer.is_some_and(|it| it.0 <= due) {
             return;
-        };
-        rota.timer = true;
-        self.start_timer(Moment::now().after(LOOK), Timer::Rota);
+        }
+        if let Some(later) = rota.timer.take() {
+            self.timers.remove(&later);
+        }
+        let timer = Some(self.start_timer(due, Timer::Rota));
+        if let Some(rota) = &mut self.rota {
+            rota.timer = timer;
+        }
     }
 
     /// The gangs of the rota as this site sees them: whether they work.
