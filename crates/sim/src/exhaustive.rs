@@ -17,9 +17,11 @@ use kofm_core::{
 use rustc_hash::FxBuildHasher;
 
 use crate::groups::Watch;
+use crate::idle::{Stock, overlooked};
 use crate::trace::Step;
 use crate::world::{
-    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends, news,
+    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends,
+    fires_any_time, news,
 };
 
 /// What the checker found.
@@ -154,7 +156,7 @@ impl Code {
 
 /// What is asked of a site state again and again.
 struct Facts<T> {
-    /// What it may do; timers of perpetual protocols stand apart, behind them.
+    /// What it may do; timers that are patient stand apart, behind them.
     moves: Vec<Move<T>>,
     alarms: Vec<Move<T>>,
     held: Vec<u64>,
@@ -172,6 +174,8 @@ struct Facts<T> {
     /// The groups that its process works for, and those it waits for: any where there is none.
     works: Vec<GroupId>,
     waits: Vec<Option<GroupId>>,
+    /// What lies idle here, where the protocol says so.
+    stock: Option<Stock>,
     /// Gangs of other sites that it has started for, and own ones that have not started.
     started: Vec<Stamp>,
     unstarted: Vec<Stamp>,
@@ -335,14 +339,16 @@ impl<'a, P: Protocol> Search<'a, P> {
             }
         }
         let waits = |&local: &u32| self.facts[local as usize].waiting;
-        if self.transitions == before && self.rows.row(at)[..sites].iter().any(waits) {
+        let quiet = self.rows.row(at)[sites..][..self.links.len()].iter().all(|&q| q == EMPTY);
+        let stuck = self.transitions == before && self.rows.row(at)[..sites].iter().any(waits);
+        if if P::PERPETUAL { stuck } else { quiet } {
             self.sound_alarms(at)?;
         }
         Ok(())
     }
 
-    /// Nothing else can happen in this world, yet somebody waits: timers of a perpetual protocol
-    /// fire.
+    /// Nothing else can happen in this world, yet somebody waits, so timers of a perpetual protocol
+    /// fire; or nothing is on its way, so patient ones do.
     fn sound_alarms(&mut self, at: u32) -> Result<(), (Violation, Code)> {
         for site in 0..self.cluster.sites as usize {
             let local = self.rows.row(at)[site];
@@ -646,6 +652,10 @@ impl<'a, P: Protocol> Search<'a, P> {
             let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
             watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
         }
+        if quiet && let Some(claim) = overlooked(facts().filter_map(|facts| facts.stock.as_ref())) {
+            let detail = format!("{claim} waits beside free units, and nothing is in flight");
+            return Err(Violation::new("idleness", detail));
+        }
         if !quiet || facts().any(|facts| facts.stirring) {
             return Ok(());
         }
@@ -735,7 +745,7 @@ impl<'a, P: Protocol> Search<'a, P> {
         let site = SiteId(u16::try_from(code.0 >> 16).expect("it came from 16 bits"));
         let local = &world.locals[site.index()];
         let mut moves = local.moves(self.script);
-        if P::PERPETUAL {
+        if !fires_any_time::<P>(self.script) {
             moves.extend(local.alarms());
         }
         Action::Local(site, moves[(code.0 & 0xFFFF) as usize])
@@ -779,7 +789,8 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         clients.map(|client| Grouping::named(&client.demand))
     };
     let groups = P::PROFILE.serves == Service::Group;
-    let alarms = if P::PERPETUAL { local.alarms().collect() } else { Vec::new() };
+    let fires = fires_any_time::<P>(script);
+    let alarms = if fires { Vec::new() } else { local.alarms().collect() };
     let me = local.protocol.me();
     let claims = |held| {
         let clients = local.claims.iter().filter(move |client| client.held == held && gang);
@@ -800,6 +811,7 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         live: !local.claims.is_empty(),
         waiting: local.claims.iter().any(|client| !client.held),
         stirring: local.claims.iter().any(|client| client.held) || !local.timers.is_empty(),
+        stock: local.stock(),
         at_rest: local.protocol.is_at_rest(),
     }
 }

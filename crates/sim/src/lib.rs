@@ -13,6 +13,7 @@ mod gangs;
 pub mod groups;
 pub mod healing;
 pub mod history;
+mod idle;
 pub mod mortal;
 pub mod oracle;
 pub mod report;

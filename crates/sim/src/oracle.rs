@@ -269,6 +269,11 @@ impl Oracle {
         self.claims[number as usize].demand.pools().next().expect("a holder has units")
     }
 
+    /// What a claim asks for.
+    pub(crate) fn demand(&self, number: u32) -> &Demand {
+        &self.claims[number as usize].demand
+    }
+
     /// Claims that still wait.
     pub fn unserved(&self) -> u64 {
         self.waiting.len() as u64

@@ -15,10 +15,11 @@ use kofm_core::{
 use crate::faults::{Fault, Weather};
 use crate::gangs::Gangs;
 use crate::groups::{Cast, names_groups};
+use crate::idle::{Stock, overlooked};
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::span::{Span, Time};
+use crate::span::{DELAY, Span, Time};
 use crate::trace::Step;
 use crate::upkeep::Upkeep;
 
@@ -183,6 +184,10 @@ struct Sim<'a, P: Protocol> {
     now: Time,
     sites: Vec<(P, Clock)>,
     clients: Vec<Option<Live>>,
+    /// Messages on their way.
+    flying: u64,
+    /// The claim that waits beside free units, and since when.
+    overlooked: Option<(Stamp, Time)>,
     /// The site of each client: c mod sites, unless clients wander.
     homes: Vec<SiteId>,
     events: BinaryHeap<Reverse<Due>>,
@@ -248,6 +253,8 @@ impl<'a, P: Protocol> Sim<'a, P> {
             links: Links::new(cluster.sites),
             held_up: BTreeMap::new(),
             timers: BTreeMap::new(),
+            flying: 0,
+            overlooked: None,
             remaining: setup.requests,
             busy: 0,
             strikes: 0,
@@ -416,6 +423,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.free.push(place);
         match event {
             Event::Deliver { from, to, clock, message } => {
+                self.flying -= 1;
                 self.step(to, Input::Deliver { from, clock, message }, observer);
             }
             Event::Claim { client } => self.claim(client, observer),
@@ -606,6 +614,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
             self.oracle.forgive();
         }
         self.out = out;
+        if cfg!(debug_assertions) && self.flying == 0 && self.setup.faults.is_empty() {
+            self.look_for_idle();
+        }
         if P::PROFILE.serves == Service::Semaphore {
             for pool in (0..).map(PoolId).take(self.setup.cluster.pools.len()) {
                 if let Some(head) = self.sites[site.index()].0.head(pool) {
@@ -615,6 +626,29 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
         if self.report.events.is_multiple_of(0x10_0000) {
             observer.progress(self.report.waits.len() as u64);
+        }
+    }
+
+    /// Nobody waits for long beside free units, where the protocol says which are.
+    fn look_for_idle(&mut self) {
+        let waiting = || self.clients.iter().flatten().filter(|live| !live.held);
+        let stock = |(protocol, _): &(P, Clock)| {
+            let idle = protocol.idle_units()?;
+            let mine = waiting().filter(|live| live.claim.site == protocol.me());
+            let waiting = mine.map(|live| (live.claim, self.oracle.demand(live.number).clone()));
+            Some(Stock { idle, waiting: waiting.collect(), armed: false })
+        };
+        let stocks: Vec<Stock> = self.sites.iter().map_while(stock).collect();
+        let Some(claim) = overlooked(stocks.iter()) else {
+            self.overlooked = None;
+            return;
+        };
+        let (other, since) = *self.overlooked.get_or_insert((claim, self.now));
+        if other != claim {
+            self.overlooked = Some((claim, self.now));
+        } else if self.now - since > 300 * DELAY {
+            let detail = format!("{claim} waits beside free units, and nothing is in flight");
+            self.oracle.violate("idleness", detail);
         }
     }
 
@@ -629,6 +663,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);
                 let at = self.links.deliver_at(site, to, self.now + delay);
+                self.flying += 1;
                 self.schedule(at, Event::Deliver { from: site, to, clock, message });
             }
             Effect::Grant { claim, .. } if self.gangs.is_some() && claim.site != site => {

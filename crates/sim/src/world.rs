@@ -10,6 +10,7 @@ use kofm_core::{
     PeerFault, Protocol, Service, SiteId, Stamp, Unit, step,
 };
 
+use crate::idle::Stock;
 use crate::trace::Step;
 
 /// What the clients of each site may do.
@@ -39,6 +40,8 @@ pub struct Script {
     pub timeless: bool,
     /// Whether claims of the site's own are made for ever.
     pub endless: bool,
+    /// Whether timers are long: they fire only where no message is on its way.
+    pub patient: bool,
 }
 
 impl Script {
@@ -57,6 +60,7 @@ impl Script {
             own: Vec::new(),
             timeless: false,
             endless: false,
+            patient: false,
         }
     }
 
@@ -79,6 +83,11 @@ impl Script {
     fn demand(&self, site: SiteId, number: usize) -> &Demand {
         self.own.get(site.index()).map_or_else(|| &self.demands[number], |own| &own[number].0)
     }
+}
+
+/// Whether timers may fire as soon as they are armed.
+pub(crate) fn fires_any_time<P: Protocol>(script: &Script) -> bool {
+    !P::PERPETUAL && !script.patient
 }
 
 /// One site: the protocol, its clock and timers, and its clients.
@@ -174,6 +183,14 @@ impl Violation {
 }
 
 impl<P: Protocol> Local<P> {
+    /// What lies idle here and who waits, where the protocol says so.
+    pub(crate) fn stock(&self) -> Option<Stock> {
+        let idle = self.protocol.idle_units()?;
+        let waiting = self.claims.iter().filter(|client| !client.held);
+        let waiting = waiting.map(|client| (client.claim, client.demand.clone())).collect();
+        Some(Stock { idle, waiting, armed: !self.timers.is_empty() })
+    }
+
     /// A site at rest.
     pub fn new(me: SiteId, cluster: &Cluster, rounds: u32) -> Self {
         Self {
@@ -233,14 +250,14 @@ impl<P: Protocol> Local<P> {
                 list.push(Move::Withdraw(i));
             }
         }
-        if !P::PERPETUAL {
+        if fires_any_time::<P>(script) {
             list.extend(self.alarms());
         }
         list
     }
 
     /// Its timers that may fire. Those of a perpetual protocol are for what got lost, and fire only
-    /// where nothing else can happen and somebody waits.
+    /// where nothing else can happen and somebody waits; patient ones where nothing is on its way.
     pub fn alarms(&self) -> impl Iterator<Item = Move<P::Timer>> + '_ {
         self.timers.iter().copied().map(Move::Fire)
     }
@@ -422,7 +439,9 @@ impl<P: Protocol> World<P> {
             }
         }
         let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
-        if P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits) {
+        let quiet = script.patient && self.links.iter().all(VecDeque::is_empty);
+        let stuck = P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits);
+        if quiet || stuck {
             for (site, local) in (0..).map(SiteId).zip(&self.locals) {
                 list.extend(local.alarms().map(|m| Action::Local(site, m)));
             }

@@ -79,6 +79,7 @@ mod epoch;
 mod pool;
 mod queue;
 mod rules;
+mod search;
 mod turn;
 
 use alloc::collections::BTreeMap;
@@ -91,6 +92,7 @@ use self::board::Board;
 pub use self::pool::Came;
 use self::pool::Pool;
 pub use self::rules::{Rules, Sound};
+pub use self::search::{Restless, Search};
 use self::turn::Turn;
 use crate::epoch::Survey;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
@@ -149,6 +151,8 @@ pub struct Part {
     pub idle: Vec<(Stamp, u32)>,
     /// Idle units of the sender that nobody there needs.
     pub spare: u32,
+    /// What it says of claims that have waited for long.
+    pub search: Search,
 }
 
 impl Part {
@@ -167,7 +171,14 @@ impl Part {
             home: Vec::new(),
             idle: Vec::new(),
             spare: 0,
+            search: Search::new(),
         }
+    }
+
+    /// Adds a unit, in order.
+    fn add(&mut self, unit: u32) {
+        let at = self.units.partition_point(|&other| other < unit);
+        self.units.insert(at, unit);
     }
 
     /// Whether it says what only the switchboard wants to know.
@@ -176,7 +187,8 @@ impl Part {
             && self.bounced.is_empty()
             && self.came.is_empty()
             && self.home.is_empty()
-            && self.idle.is_empty())
+            && self.idle.is_empty()
+            && !self.search.is_news())
     }
 }
 
@@ -195,7 +207,7 @@ impl<R: Rules> Protocol for Roaming<R> {
     };
 
     type Message = Message;
-    type Timer = ();
+    type Timer = Restless;
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         Self::begin(me, cluster, &Survey::default())
@@ -277,6 +289,14 @@ impl<R: Rules> Protocol for Roaming<R> {
         Ok(())
     }
 
+    fn on_timer(&mut self, Restless(id): Restless, out: &mut EffectsOf<Self>) {
+        let mut turn = Turn::default();
+        if id.index() < self.pools.len() {
+            self.seek(id, &mut turn);
+        }
+        self.finish(turn, out);
+    }
+
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {
         let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return Vec::new() };
         let mut list = Vec::new();
@@ -311,6 +331,7 @@ impl<R: Rules> Protocol for Roaming<R> {
         let idle = |pool: &Pool| {
             pool.queue.is_empty()
                 && pool.due.is_empty()
+                && pool.seeking.is_empty()
                 && pool.board.as_ref().is_none_or(Board::is_empty)
         };
         self.claims.is_empty() && self.pools.iter().all(idle)

@@ -40,6 +40,7 @@ fn world(
     script.rounds = rounds.to_vec();
     script.withdraw = name.contains("withdraw");
     script.partial = name.contains("part");
+    script.patient = name.contains("patient");
     script.slots = if name.contains("slots") { 2 } else { 1 };
     World { name, cluster: Cluster { pools, ..Cluster::new(sites, 1) }, script, states }
 }
@@ -78,6 +79,24 @@ fn states<R: Rules>(world: &World) -> u64 {
     }
     assert!(found.complete, "{}: more than {} states", world.name, found.states);
     found.states
+}
+
+#[test]
+#[ignore]
+fn probe() {
+    for mut w in worlds() {
+        for patient in [true, false] {
+            w.script.patient = patient;
+            let found = explore::<Roaming<Sound>>(&w.cluster, &w.script, 3_000_000, |_| {});
+            eprintln!("{} {patient} {} {}", w.name, found.states, found.complete);
+            if let Some((violation, steps)) = found.violation {
+                for step in &steps {
+                    eprintln!("{step:?}");
+                }
+                panic!("{violation:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -122,6 +141,19 @@ fn clean<R: Rules>(setup: &Setup) -> Report {
 fn thousands_of_seeds() {
     for seed in 0..4_000 {
         clean::<Sound>(&any_setup(seed, 100));
+    }
+}
+
+/// Some hold their units for so long that nobody should wait for them.
+#[test]
+fn nobody_waits_beside_free_units() {
+    for seed in 0..2_000 {
+        let mut setup = any_setup(seed, 60);
+        setup.faults.clear();
+        setup.hold = Span::Exponential(if seed % 2 == 0 { 300.0 } else { 2_000.0 });
+        setup.think = Span::Exponential(100.0);
+        setup.patience = setup.patience.map(|_| Span::Exponential(400.0));
+        clean::<Sound>(&setup);
     }
 }
 

@@ -33,6 +33,18 @@ pub(super) struct Board {
     sent: BTreeMap<Stamp, Vec<Place>>,
     /// Claims that wait here.
     held: BTreeMap<Stamp, u32>,
+    /// Those of the claims sent that need nothing any more, and are sent nowhere else.
+    sated: BTreeSet<Stamp>,
+    /// Claims that seek.
+    seekers: BTreeMap<Stamp, Seeker>,
+}
+
+/// A claim that has waited for long.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Seeker {
+    lack: u32,
+    /// The sites that have been told of it.
+    told: BTreeSet<SiteId>,
 }
 
 /// What the board knows of a site.
@@ -86,6 +98,8 @@ impl Board {
             open: BTreeSet::new(),
             sent: BTreeMap::new(),
             held: BTreeMap::new(),
+            sated: BTreeSet::new(),
+            seekers: BTreeMap::new(),
         }
     }
 
@@ -142,9 +156,10 @@ impl Board {
         self.sort(claim);
     }
 
-    /// A claim could not be served where it was sent to.
-    pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) {
-        let Some(place) = self.end(claim, site) else { return };
+    /// A claim could not be served where it was sent to. Says whether that ends its ask.
+    pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) -> bool {
+        let sated = self.sated.contains(&claim);
+        let Some(place) = self.end(claim, site) else { return false };
         let post = self.posts.entry(site).or_default();
         post.spare = 0;
         if let Some(user) = place.user
@@ -153,7 +168,47 @@ impl Board {
             entry.free = entry.units.min(entry.free + 1);
             self.sort(user);
         }
-        self.hold(claim, 1);
+        if !sated {
+            self.hold(claim, 1);
+        }
+        sated
+    }
+
+    /// A claim has waited for long. Each site seeks for one at a time.
+    pub(super) fn seek(&mut self, claim: Stamp, lack: u32) {
+        self.seekers.retain(|other, _| other.site != claim.site);
+        self.seekers.insert(claim, Seeker { lack, told: BTreeSet::new() });
+    }
+
+    /// Who is to be told of which claim: the sites that have units nobody was sent for.
+    pub(super) fn scout(&mut self, me: SiteId) -> Vec<(Stamp, u32, SiteId)> {
+        let mut list = Vec::new();
+        for (&claim, seeker) in &mut self.seekers {
+            let posts = self.posts.iter().filter(|(_, post)| post.room() > 0);
+            for site in posts.map(|post| *post.0).filter(|&site| site != claim.site) {
+                if seeker.told.insert(site) && site != me {
+                    list.push((claim, seeker.lack, site));
+                }
+            }
+        }
+        list
+    }
+
+    /// A claim needs nothing any more. Says who is to forget it, and how many units of what it
+    /// asked for were not sent for.
+    pub(super) fn sated(&mut self, claim: Stamp) -> (BTreeSet<SiteId>, u32) {
+        let mut told = self.seekers.remove(&claim).map(|seeker| seeker.told).unwrap_or_default();
+        if let Some(places) = self.sent.get(&claim) {
+            told.extend(places.iter().map(|place| place.site));
+            self.sated.insert(claim);
+        }
+        (told, self.held.remove(&claim).unwrap_or_default())
+    }
+
+    /// A unit has gone from one site to another, where a claim sought it.
+    pub(super) fn strayed(&mut self, from: SiteId, to: SiteId) {
+        self.left(from);
+        self.posts.entry(to).or_default().units += 1;
     }
 
     /// A unit that a claim released has come from there to `home`, or stays idle.
@@ -186,6 +241,7 @@ impl Board {
         let place = places.remove(i);
         if places.is_empty() {
             self.sent.remove(&claim);
+            self.sated.remove(&claim);
         }
         let post = self.posts.entry(site).or_default();
         post.wanted = post.wanted.saturating_sub(1);

@@ -35,7 +35,9 @@ impl<R: Rules> Roaming<R> {
             }
         }
         let lists = [&part.served, &part.wants, &part.ended, &part.asks, &part.bounced];
+        let search = &part.search;
         let lists = lists.into_iter().chain([&part.home, &part.idle]);
+        let lists = lists.chain([&search.found, &search.seekers]);
         for list in lists {
             if !list.is_sorted_by(|a, b| a.0 < b.0) {
                 return Err(PeerFault::Unexpected("claims out of order"));
@@ -60,17 +62,27 @@ impl<R: Rules> Roaming<R> {
             }
         }
         let sum = |list: &[(Stamp, u32)]| list.iter().map(|&(_, n)| u64::from(n)).sum::<u64>();
-        if sum(&part.served) + sum(&part.home) != part.units.len() as u64 {
+        let units = sum(&part.served) + sum(&part.home) + sum(&search.found);
+        if units != part.units.len() as u64 {
             return Err(PeerFault::Unexpected("units that nobody wanted"));
         }
-        if let Some(&(claim, _)) = part.wants.iter().find(|want| want.0.site == self.me) {
+        if let Some(&(claim, _)) = search.found.iter().find(|found| found.0.site != self.me) {
             return Err(PeerFault::ForeignClaim(claim));
         }
-        if !(part.wants.is_empty() && part.ended.is_empty()) && from != pool.desk {
+        let others = part.wants.iter().chain(&search.seekers).map(|entry| entry.0);
+        if let Some(claim) = others.chain(search.forget.iter().copied()).find(|c| c.site == self.me)
+        {
+            return Err(PeerFault::ForeignClaim(claim));
+        }
+        search.forget.iter().try_for_each(|claim| self.check_site(claim.site))?;
+        search.strayed.iter().try_for_each(|&(site, _)| self.check_site(site))?;
+        let sent = part.wants.is_empty() && part.ended.is_empty();
+        let told = search.seekers.is_empty() && search.forget.is_empty();
+        if !(sent && told) && from != pool.desk {
             return Err(PeerFault::Unexpected("claims that the switchboard did not send"));
         }
         match &pool.board {
-            Some(board) => check_news(board, from, part),
+            Some(board) => check_news(board, pool.capacity, from, part),
             None if part.is_news() => Err(PeerFault::Unexpected("news for the switchboard")),
             None => Ok(()),
         }
@@ -82,10 +94,11 @@ impl<R: Rules> Roaming<R> {
 }
 
 /// What is told to the switchboard must fit what it knows.
-fn check_news(board: &Board, from: SiteId, part: &Part) -> Result<(), PeerFault> {
+fn check_news(board: &Board, capacity: u32, from: SiteId, part: &Part) -> Result<(), PeerFault> {
     let own = part.asks.iter().chain(&part.home).chain(&part.idle).map(|entry| entry.0);
     let came = part.came.iter().map(|came| came.claim);
-    if let Some(claim) = own.chain(came).find(|claim| claim.site != from) {
+    let search = part.search.seeks.map(|seeks| seeks.0).into_iter().chain(part.search.sated);
+    if let Some(claim) = own.chain(came).chain(search).find(|claim| claim.site != from) {
         return Err(PeerFault::ForeignClaim(claim));
     }
     if !part.came.is_sorted_by(|a, b| a < b) {
@@ -95,6 +108,13 @@ fn check_news(board: &Board, from: SiteId, part: &Part) -> Result<(), PeerFault>
         if came.units == 0 || !board.has_sent(came.claim, came.from, came.units.into()) {
             return Err(PeerFault::TooManyUnits(came.claim));
         }
+    }
+    let many = |count: u32| count == 0 || count > capacity;
+    if let Some((claim, _)) = part.search.seeks.filter(|seeks| many(seeks.1)) {
+        return Err(PeerFault::TooManyUnits(claim));
+    }
+    if part.search.strayed.iter().any(|&(site, count)| site == from || many(count)) {
+        return Err(PeerFault::Unexpected("units that came from nowhere"));
     }
     for &(claim, count) in &part.bounced {
         if !board.has_sent(claim, from, count.into()) {

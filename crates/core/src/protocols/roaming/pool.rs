@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::board::Board;
 use super::queue::Queue;
+use super::search::Seeking;
 use crate::types::{PoolId, SiteId, Stamp};
 
 /// One pool at one site.
@@ -40,6 +41,8 @@ pub(super) struct Pool {
     /// Units that go to the switchboard when nobody here needs them, with the claims that they
     /// came for.
     pub(super) homing: BTreeMap<u32, Stamp>,
+    /// Who seeks.
+    pub(super) seeking: Seeking,
     /// The site that has the pool's switchboard.
     pub(super) desk: SiteId,
     /// The switchboard, if it is at this site.
@@ -74,6 +77,7 @@ impl Pool {
             got: BTreeMap::new(),
             news: BTreeMap::new(),
             homing: BTreeMap::new(),
+            seeking: Seeking::new(),
             desk,
             board: None,
         }

@@ -23,6 +23,8 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const FREES_ON_WITHDRAW: bool = true;
     /// A claim is granted when all its pools allow it, not when one does.
     const ALL_POOLS: bool = true;
+    /// Who has waited for long gets units that nobody needs, wherever they are.
+    const SEEKS: bool = true;
     /// What is given away is no longer owned.
     const LETS_GO: bool = true;
 }

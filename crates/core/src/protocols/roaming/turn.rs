@@ -21,7 +21,7 @@ pub(super) struct Turn {
     /// Pools whose claims were sent on since they changed.
     placed: BTreeSet<PoolId>,
     /// Asks of own claims that ended without units.
-    ended: Vec<(PoolId, Stamp, u32)>,
+    pub(super) ended: Vec<(PoolId, Stamp, u32)>,
     /// Pools that have changed at all.
     seen: Vec<PoolId>,
     /// Pools whose switchboard, which is here, has heard news.
@@ -49,7 +49,7 @@ struct Letter {
 }
 
 impl Turn {
-    fn part(&mut self, to: SiteId, pool: PoolId, serves: Stamp) -> &mut Part {
+    pub(super) fn part(&mut self, to: SiteId, pool: PoolId, serves: Stamp) -> &mut Part {
         let letter = self.letters.entry(to).or_default();
         letter.serves.get_or_insert(serves);
         letter.parts.entry(pool).or_insert_with(|| Part::new(pool))
@@ -103,7 +103,7 @@ impl Pool {
     }
 
     /// Takes a unit that nobody here uses out of the pool.
-    fn let_go(&mut self, unit: u32) {
+    pub(super) fn let_go(&mut self, unit: u32) {
         self.owned.remove(&unit);
         self.homing.remove(&unit);
     }
@@ -125,6 +125,7 @@ impl<R: Rules> Roaming<R> {
     pub(super) fn receive(&mut self, from: SiteId, part: Part, turn: &mut Turn) {
         let me = self.me;
         let id = part.pool;
+        let mut over = Vec::new();
         let pool = self.touch(id, turn);
         if let Some(board) = &mut pool.board {
             for &Came { claim, from, units } in &part.came {
@@ -140,7 +141,8 @@ impl<R: Rules> Roaming<R> {
                 (0..units).for_each(|_| board.released(claim, None));
             }
             for &(claim, units) in &part.bounced {
-                (0..units).for_each(|_| board.bounced(from, claim));
+                let ended = (0..units).filter(|_| board.bounced(from, claim)).count();
+                over.push((claim, u32::try_from(ended).expect("no more than were sent back")));
             }
             for &(claim, units) in &part.asks {
                 board.hold(claim, units);
@@ -176,6 +178,10 @@ impl<R: Rules> Roaming<R> {
                 turn.sent.push((id, claim));
             }
         }
+        for (claim, count) in over {
+            self.end(id, claim, count, turn);
+        }
+        self.hear(from, id, part.search, turn);
     }
 
     /// Ends every step: grants and gives what can be, asks for what lacks, says it all.
@@ -183,10 +189,12 @@ impl<R: Rules> Roaming<R> {
         loop {
             for id in core::mem::take(&mut turn.noted) {
                 self.place(id, &mut turn);
+                self.scout(id, &mut turn);
             }
             for (id, from) in core::mem::take(&mut turn.touched) {
                 self.settle(id, from, &mut turn, out);
                 self.bounce(id, &mut turn);
+                self.give_seekers(id, &mut turn);
                 let crowded = |board: &Board| board.is_crowded();
                 if turn.placed.insert(id)
                     && self.pools[id.index()].board.as_ref().is_some_and(crowded)
@@ -206,7 +214,10 @@ impl<R: Rules> Roaming<R> {
                 turn.short.push(id);
             }
             self.cover(&mut turn);
-            if turn.touched.is_empty() && turn.noted.is_empty() {
+            for i in 0..turn.seen.len() {
+                self.watch(turn.seen[i], &mut turn, out);
+            }
+            if turn.touched.is_empty() && turn.noted.is_empty() && turn.ended.is_empty() {
                 break;
             }
         }
@@ -374,8 +385,7 @@ impl<R: Rules> Roaming<R> {
             if R::LETS_GO {
                 pool.let_go(unit);
             }
-            let at = part.units.partition_point(|&other| other < unit);
-            part.units.insert(at, unit);
+            part.add(unit);
         }
         merge(&mut part.served, claim, count);
         turn.short.push(id);
@@ -390,9 +400,11 @@ impl<R: Rules> Roaming<R> {
 
     /// Sends back the youngest of the claims that this site has no unit for.
     fn bounce(&mut self, id: PoolId, turn: &mut Turn) {
-        let me = self.me;
-        let pool = &mut self.pools[id.index()];
-        while pool.wanted > u64::from(pool.count()) {
+        loop {
+            let pool = &mut self.pools[id.index()];
+            if pool.wanted <= u64::from(pool.count()) {
+                break;
+            }
             let excess = pool.wanted - u64::from(pool.count());
             let (&claim, &count) = pool.wants.last_key_value().expect("there are wants");
             // All of it, unless nobody older is there: units of one claim should come together.
@@ -401,15 +413,23 @@ impl<R: Rules> Roaming<R> {
             let count = if alone { some } else { count };
             pool.drop_wants(claim, count);
             pool.queue.take(claim, Some(count));
-            if !R::BOUNCES {
-                continue;
+            if R::BOUNCES {
+                self.send_back(id, claim, count, turn);
             }
-            if let Some(board) = &mut pool.board {
-                (0..count).for_each(|_| board.bounced(me, claim));
-                turn.noted.push(id);
-            } else {
-                merge(&mut turn.part(pool.desk, id, claim).bounced, claim, count);
-            }
+        }
+    }
+
+    /// Tells the switchboard that a claim was sent here in vain.
+    pub(super) fn send_back(&mut self, id: PoolId, claim: Stamp, count: u32, turn: &mut Turn) {
+        let me = self.me;
+        let pool = &mut self.pools[id.index()];
+        if let Some(board) = &mut pool.board {
+            let ended = (0..count).filter(|_| board.bounced(me, claim)).count();
+            turn.noted.push(id);
+            let ended = u32::try_from(ended).expect("no more than were sent back");
+            self.end(id, claim, ended, turn);
+        } else {
+            merge(&mut turn.part(pool.desk, id, claim).bounced, claim, count);
         }
     }
 
@@ -471,8 +491,7 @@ impl<R: Rules> Roaming<R> {
             pool.cut_got();
             pool.let_go(unit);
             let part = turn.part(pool.desk, id, claim);
-            let at = part.units.partition_point(|&other| other < unit);
-            part.units.insert(at, unit);
+            part.add(unit);
             merge(&mut part.home, came_for, 1);
         } else if pool.news.range((claim, SiteId(0))..=(claim, SiteId(u16::MAX))).next().is_some() {
             merge(&mut turn.part(pool.desk, id, claim).idle, claim, 1);
@@ -531,7 +550,7 @@ impl Pool {
 }
 
 /// Adds to a list that is sorted by claim.
-fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
+pub(super) fn merge(list: &mut Vec<(Stamp, u32)>, claim: Stamp, count: u32) {
     match list.binary_search_by_key(&claim, |entry| entry.0) {
         Ok(i) => list[i].1 += count,
         Err(i) => list.insert(i, (claim, count)),
