@@ -20,7 +20,7 @@ use crate::groups::Watch;
 use crate::idle::{Stock, overlooked};
 use crate::trace::Step;
 use crate::world::{
-    Action, Envelope, Exact, Local, Move, Script, Violation, World, begun, clock, ends,
+    Action, Envelope, Exact, Local, Move, Script, Timers, Violation, World, begun, clock, ends,
     fires_any_time, news,
 };
 
@@ -339,9 +339,10 @@ impl<'a, P: Protocol> Search<'a, P> {
             }
         }
         let waits = |&local: &u32| self.facts[local as usize].waiting;
-        let quiet = self.rows.row(at)[sites..][..self.links.len()].iter().all(|&q| q == EMPTY);
-        let stuck = self.transitions == before && self.rows.row(at)[..sites].iter().any(waits);
-        if if P::PERPETUAL { stuck } else { quiet } {
+        let (locals, links) = self.rows.row(at).split_at(sites);
+        let stuck = self.transitions == before && locals.iter().any(waits);
+        let quiet = || links[..self.links.len()].iter().all(|&queue| queue == EMPTY);
+        if P::PERPETUAL && stuck || self.script.timers == Timers::Quiet && quiet() {
             self.sound_alarms(at)?;
         }
         Ok(())
@@ -796,6 +797,7 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         let clients = local.claims.iter().filter(move |client| client.held == held && gang);
         clients.map(|client| client.claim)
     };
+    let armed = script.timers != Timers::Never && !local.timers.is_empty();
     Facts {
         alarms,
         census: local.protocol.census(),
@@ -810,7 +812,7 @@ fn facts<P: Protocol>(local: &Local<P>, cluster: &Cluster, script: &Script) -> F
         held,
         live: !local.claims.is_empty(),
         waiting: local.claims.iter().any(|client| !client.held),
-        stirring: local.claims.iter().any(|client| client.held) || !local.timers.is_empty(),
+        stirring: local.claims.iter().any(|client| client.held) || armed,
         stock: local.stock(),
         at_rest: local.protocol.is_at_rest(),
     }

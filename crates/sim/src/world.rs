@@ -40,8 +40,19 @@ pub struct Script {
     pub timeless: bool,
     /// Whether claims of the site's own are made for ever.
     pub endless: bool,
-    /// Whether timers are long: they fire only where no message is on its way.
-    pub patient: bool,
+    /// When timers fire.
+    pub timers: Timers,
+}
+
+/// When timers fire, where they are not for what got lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Timers {
+    /// At any time.
+    Any,
+    /// Only where no message is on its way: they are long.
+    Quiet,
+    /// Not at all: what they are for is left out.
+    Never,
 }
 
 impl Script {
@@ -60,7 +71,7 @@ impl Script {
             own: Vec::new(),
             timeless: false,
             endless: false,
-            patient: false,
+            timers: Timers::Any,
         }
     }
 
@@ -87,7 +98,7 @@ impl Script {
 
 /// Whether timers may fire as soon as they are armed.
 pub(crate) fn fires_any_time<P: Protocol>(script: &Script) -> bool {
-    !P::PERPETUAL && !script.patient
+    !P::PERPETUAL && script.timers == Timers::Any
 }
 
 /// One site: the protocol, its clock and timers, and its clients.
@@ -439,7 +450,7 @@ impl<P: Protocol> World<P> {
             }
         }
         let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
-        let quiet = script.patient && self.links.iter().all(VecDeque::is_empty);
+        let quiet = script.timers == Timers::Quiet && self.links.iter().all(VecDeque::is_empty);
         let stuck = P::PERPETUAL && list.is_empty() && self.locals.iter().any(waits);
         if quiet || stuck {
             for (site, local) in (0..).map(SiteId).zip(&self.locals) {

@@ -14,7 +14,7 @@ use kofm_sim::faults::Fault;
 use kofm_sim::report::Report;
 use kofm_sim::seeded::{Blind, Setup, run};
 use kofm_sim::span::Span;
-use kofm_sim::world::Script;
+use kofm_sim::world::{Script, Timers};
 
 /// A world, what its clients may do, and how many states it has.
 struct World {
@@ -40,7 +40,7 @@ fn world(
     script.rounds = rounds.to_vec();
     script.withdraw = name.contains("withdraw");
     script.partial = name.contains("part");
-    script.patient = name.contains("patient");
+    script.timers = Timers::Never;
     script.slots = if name.contains("slots") { 2 } else { 1 };
     World { name, cluster: Cluster { pools, ..Cluster::new(sites, 1) }, script, states }
 }
@@ -51,22 +51,55 @@ fn worlds() -> Vec<World> {
     let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
     vec![
         world("one unit", &[1], &[2, 2], &[&[1]], 135),
-        world("two units, withdraw, part", &[2], &[2, 2], pair, 16_118),
-        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 46_141),
-        world("three units", &[3], &[2, 2], any, 6_438),
-        world("two pools, withdraw", &[1, 1], &[2, 2], two, 19_145),
-        world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 55_573),
-        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 17_811),
-        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_416),
-        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_489),
-        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 18_785),
-        world("3 sites, three units", &[3], &[1, 1, 1], any, 31_879),
-        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 30_553),
-        world("3 sites, one unit, slots, withdraw", &[1], &[2, 2, 1], &[&[1]], 33_356),
-        world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 5_662),
-        world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 71_260),
-        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 144_424),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 17_686),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 50_853),
+        world("three units", &[3], &[2, 2], any, 7_049),
+        world("two pools, withdraw", &[1, 1], &[2, 2], two, 20_759),
+        world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 59_495),
+        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 24_771),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_419),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_784),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 20_204),
+        world("3 sites, three units", &[3], &[1, 1, 1], any, 32_394),
+        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 31_138),
+        world("3 sites, one unit, slots, withdraw", &[1], &[2, 2, 1], &[&[1]], 34_026),
+        world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 5_701),
+        world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 72_148),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 148_225),
     ]
+}
+
+/// Worlds in which claims lose patience: where nothing is on its way, or at any time.
+fn restless_worlds() -> Vec<World> {
+    let ones: &[&[u32]] = &[&[1]];
+    let pair: &[&[u32]] = &[&[1], &[2]];
+    let any: &[&[u32]] = &[&[1], &[2], &[3]];
+    let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
+    let quiet = [
+        world("one unit", &[1], &[2, 2], ones, 519),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 163_479),
+        world("two units, slots", &[2], &[2, 2], pair, 52_444),
+        world("three units", &[3], &[2, 2], any, 71_141),
+        world("two pools, withdraw", &[1, 1], &[2, 2], two, 204_369),
+        world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], ones, 42_820),
+        world("3 sites, two units", &[2], &[1, 1, 1], pair, 80_606),
+        world("3 sites, two units, slots", &[2], &[2, 1, 1], ones, 35_648),
+        world("3 sites, two units, withdraw", &[2], &[1, 1, 1], ones, 3_092),
+        world("3 sites, three units", &[3], &[1, 1, 1], any, 862_997),
+        world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 289_678),
+        world("4 sites, two units", &[2], &[1, 1, 1, 1], ones, 309_820),
+    ];
+    let hasty = [
+        world("one unit", &[1], &[2, 2], ones, 777),
+        world("two units, slots", &[2], &[2, 2], pair, 137_995),
+        world("three units", &[3], &[2, 2], any, 191_357),
+        world("3 sites, one unit", &[1], &[2, 1, 1], ones, 33_043),
+        world("3 sites, two units", &[2], &[1, 1, 1], ones, 424_786),
+    ];
+    let timed =
+        |timers| move |world: World| World { script: Script { timers, ..world.script }, ..world };
+    let quiet = quiet.into_iter().map(timed(Timers::Quiet));
+    quiet.chain(hasty.into_iter().map(timed(Timers::Any))).collect()
 }
 
 fn states<R: Rules>(world: &World) -> u64 {
@@ -82,27 +115,17 @@ fn states<R: Rules>(world: &World) -> u64 {
 }
 
 #[test]
-#[ignore]
-fn probe() {
-    for mut w in worlds() {
-        for patient in [true, false] {
-            w.script.patient = patient;
-            let found = explore::<Roaming<Sound>>(&w.cluster, &w.script, 3_000_000, |_| {});
-            eprintln!("{} {patient} {} {}", w.name, found.states, found.complete);
-            if let Some((violation, steps)) = found.violation {
-                for step in &steps {
-                    eprintln!("{step:?}");
-                }
-                panic!("{violation:?}");
-            }
-        }
-    }
-}
-
-#[test]
 fn every_interleaving_of_small_worlds() {
     let found: Vec<(&str, u64)> = worlds().iter().map(|w| (w.name, states::<Sound>(w))).collect();
     let known: Vec<(&str, u64)> = worlds().iter().map(|w| (w.name, w.states)).collect();
+    assert_eq!(found, known);
+}
+
+#[test]
+fn every_interleaving_of_restless_worlds() {
+    let worlds = restless_worlds();
+    let found: Vec<(&str, u64)> = worlds.iter().map(|w| (w.name, states::<Sound>(w))).collect();
+    let known: Vec<(&str, u64)> = worlds.iter().map(|w| (w.name, w.states)).collect();
     assert_eq!(found, known);
 }
 
@@ -147,6 +170,7 @@ fn thousands_of_seeds() {
 /// Some hold their units for so long that nobody should wait for them.
 #[test]
 fn nobody_waits_beside_free_units() {
+    let mut caught = false;
     for seed in 0..2_000 {
         let mut setup = any_setup(seed, 60);
         setup.faults.clear();
@@ -154,7 +178,16 @@ fn nobody_waits_beside_free_units() {
         setup.think = Span::Exponential(100.0);
         setup.patience = setup.patience.map(|_| Span::Exponential(400.0));
         clean::<Sound>(&setup);
+        caught |= !run::<Roaming<SeeksOnce>>(&setup, &mut Blind).is_clean();
     }
+    assert!(caught, "what was found may be lost again");
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SeeksOnce;
+
+impl Rules for SeeksOnce {
+    const SEEKS_AGAIN: bool = false;
 }
 
 /// Liveness bugs of earlier versions of this protocol fell only to millions of claims; the seeds
@@ -213,10 +246,13 @@ mutants! {
     KeepsOnWithdraw: FREES_ON_WITHDRAW = false;
     GrantsTooEarly: ALL_POOLS = false;
     KeepsWhatItGives: LETS_GO = false;
+    NeverSeeks: SEEKS = false;
+    HidesStrays: TELLS_STRAYS = false;
+    NeverForgets: FORGETS = false;
 }
 
 fn is_caught<R: Rules>() -> bool {
-    worlds().into_iter().any(|world| {
+    worlds().into_iter().chain(restless_worlds()).any(|world| {
         let found = catch_unwind(|| {
             let found = explore::<Roaming<R>>(&world.cluster, &world.script, 300_000, |_| {});
             found.violation.is_some()

@@ -43,8 +43,8 @@ pub(super) struct Board {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Seeker {
     lack: u32,
-    /// The sites that have been told of it.
-    told: BTreeSet<SiteId>,
+    /// The sites that have been told of it, and whether since it last sought.
+    told: BTreeMap<SiteId, bool>,
 }
 
 /// What the board knows of a site.
@@ -176,8 +176,11 @@ impl Board {
 
     /// A claim has waited for long. Each site seeks for one at a time.
     pub(super) fn seek(&mut self, claim: Stamp, lack: u32) {
-        self.seekers.retain(|other, _| other.site != claim.site);
-        self.seekers.insert(claim, Seeker { lack, told: BTreeSet::new() });
+        self.seekers.retain(|other, _| other.site != claim.site || *other == claim);
+        let new = Seeker { lack, told: BTreeMap::new() };
+        let seeker = self.seekers.entry(claim).or_insert(new);
+        seeker.lack = lack;
+        seeker.told.values_mut().for_each(|told| *told = false);
     }
 
     /// Who is to be told of which claim: the sites that have units nobody was sent for.
@@ -186,7 +189,7 @@ impl Board {
         for (&claim, seeker) in &mut self.seekers {
             let posts = self.posts.iter().filter(|(_, post)| post.room() > 0);
             for site in posts.map(|post| *post.0).filter(|&site| site != claim.site) {
-                if seeker.told.insert(site) && site != me {
+                if site != me && seeker.told.insert(site, true) != Some(true) {
                     list.push((claim, seeker.lack, site));
                 }
             }
@@ -197,7 +200,9 @@ impl Board {
     /// A claim needs nothing any more. Says who is to forget it, and how many units of what it
     /// asked for were not sent for.
     pub(super) fn sated(&mut self, claim: Stamp) -> (BTreeSet<SiteId>, u32) {
-        let mut told = self.seekers.remove(&claim).map(|seeker| seeker.told).unwrap_or_default();
+        let seeker = self.seekers.remove(&claim);
+        let told = seeker.into_iter().flat_map(|seeker| seeker.told.into_keys());
+        let mut told: BTreeSet<SiteId> = told.collect();
         if let Some(places) = self.sent.get(&claim) {
             told.extend(places.iter().map(|place| place.site));
             self.sated.insert(claim);

@@ -25,6 +25,12 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const ALL_POOLS: bool = true;
     /// Who has waited for long gets units that nobody needs, wherever they are.
     const SEEKS: bool = true;
+    /// The switchboard hears of units that went to who seeks.
+    const TELLS_STRAYS: bool = true;
+    /// Who seeks no more is forgotten.
+    const FORGETS: bool = true;
+    /// Who loses what it found seeks again.
+    const SEEKS_AGAIN: bool = true;
     /// What is given away is no longer owned.
     const LETS_GO: bool = true;
 }

@@ -12,7 +12,9 @@
 //! tell of what has come, at the latest when it is released. So nobody else need be told.
 //!
 //! A seeker only gets what is left over, so the order of the queues is as it was. Who seeks may be
-//! given more than it lacks, by several sites at once: the rest lies idle at its site.
+//! given more than it lacks, by several sites at once: the rest lies idle at its site. But each
+//! site gives it no more than it lacks: otherwise units would go to and fro between sites that have
+//! not heard who is sated. If what it found is taken by somebody older, it seeks again.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -22,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pool::Pool;
 use super::turn::{Turn, merge};
-use super::{Own, Roaming, Rules};
+use super::{Roaming, Rules};
 use crate::protocol::EffectsOf;
 use crate::types::{PoolId, SiteId, Stamp};
 
@@ -36,10 +38,10 @@ pub struct Restless(pub PoolId);
 /// What a message says of those who seek.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Search {
-    /// To the switchboard: a claim of the sender that lacks so many units.
-    pub seeks: Option<(Stamp, u32)>,
     /// To the switchboard: a claim of the sender that seeks no more.
     pub sated: Option<Stamp>,
+    /// To the switchboard, after that: a claim of the sender that lacks so many units.
+    pub seeks: Option<(Stamp, u32)>,
     /// From the switchboard: claims that lack so many units.
     pub seekers: Vec<(Stamp, u32)>,
     /// From the switchboard: claims that seek no more, nor wait anywhere.
@@ -53,8 +55,8 @@ pub struct Search {
 impl Search {
     pub(super) const fn new() -> Self {
         Self {
-            seeks: None,
             sated: None,
+            seeks: None,
             seekers: Vec::new(),
             forget: Vec::new(),
             found: Vec::new(),
@@ -75,13 +77,20 @@ pub(super) struct Seeking {
     restless: Option<Stamp>,
     /// The own claim that seeks.
     own: Option<Stamp>,
+    /// Whether units were given away since it did: they may be those that it found.
+    lost: bool,
     /// Claims of others, with what they lack.
     others: BTreeMap<Stamp, u32>,
 }
 
 impl Seeking {
     pub(super) const fn new() -> Self {
-        Self { restless: None, own: None, others: BTreeMap::new() }
+        Self { restless: None, own: None, lost: false, others: BTreeMap::new() }
+    }
+
+    /// A unit was given away.
+    pub(super) const fn note_loss(&mut self) {
+        self.lost = self.own.is_some();
     }
 
     /// Each site seeks for one claim at a time.
@@ -114,10 +123,15 @@ impl<R: Rules> Roaming<R> {
         if !R::SEEKS || pool.queue.front().is_some() {
             return;
         }
-        for (claim, lack) in pool.seeking.others.clone() {
+        while let Some((&claim, &lack)) = pool.seeking.others.first_key_value() {
             let count = lack.min(pool.spare());
             if count == 0 {
                 return;
+            }
+            if count == lack {
+                pool.seeking.others.remove(&claim);
+            } else {
+                pool.seeking.others.insert(claim, lack - count);
             }
             let part = turn.part(claim.site, id, claim);
             for unit in pool.idle.drain(..count as usize).collect::<Vec<_>>() {
@@ -142,17 +156,17 @@ impl<R: Rules> Roaming<R> {
         }
         let pool = &self.pools[id.index()];
         if let Some(claim) = pool.seeking.own
-            && !matches!(self.claims.get(&claim), Some(Own::Waiting(_)))
+            && (pool.queue.units(claim) == 0 || pool.queue.fits(claim))
         {
-            self.pools[id.index()].seeking.own = None;
             self.sated(id, claim, turn);
         }
         let pool = &mut self.pools[id.index()];
-        if pool.seeking.own.is_none()
+        if (pool.seeking.own.is_none() || pool.seeking.lost && R::SEEKS_AGAIN)
             && pool.seeking.restless.is_none()
             && let Some((claim, _)) = pool.oldest_lack()
         {
             pool.seeking.restless = Some(claim);
+            pool.seeking.lost = false;
             out.arm(Restless(id), PATIENCE, PATIENCE * 6 / 5);
         }
     }
@@ -164,6 +178,10 @@ impl<R: Rules> Roaming<R> {
         let Some((oldest, lack)) = pool.oldest_lack().filter(|lack| lack.0 == claim) else {
             return;
         };
+        if let Some(other) = pool.seeking.own.filter(|&own| own != oldest) {
+            self.sated(id, other, turn);
+        }
+        let pool = &mut self.pools[id.index()];
         pool.seeking.own = Some(oldest);
         if pool.board.is_some() {
             self.note_seeker(id, oldest, lack, turn);
@@ -172,8 +190,10 @@ impl<R: Rules> Roaming<R> {
         }
     }
 
+    /// An own claim seeks no more.
     fn sated(&mut self, id: PoolId, claim: Stamp, turn: &mut Turn) {
         let pool = &mut self.pools[id.index()];
+        (pool.seeking.own, pool.seeking.lost) = (None, false);
         if pool.board.is_some() {
             self.note_sated(id, claim, turn);
         } else {
@@ -195,7 +215,7 @@ impl<R: Rules> Roaming<R> {
     fn note_sated(&mut self, id: PoolId, claim: Stamp, turn: &mut Turn) {
         let Some(board) = &mut self.pools[id.index()].board else { return };
         let (told, ended) = board.sated(claim);
-        for site in told.into_iter().filter(|&site| site != self.me) {
+        for site in told.into_iter().filter(|&site| site != self.me && R::FORGETS) {
             turn.part(site, id, claim).search.forget.push(claim);
         }
         if claim.site != self.me {
@@ -251,7 +271,7 @@ impl<R: Rules> Roaming<R> {
             turn.short.push(id);
             if let Some(board) = &mut pool.board {
                 (0..count).for_each(|_| board.strayed(from, me));
-            } else if from != pool.desk {
+            } else if from != pool.desk && R::TELLS_STRAYS {
                 turn.part(pool.desk, id, claim).search.strayed.push((from, count));
             }
         }
@@ -261,11 +281,11 @@ impl<R: Rules> Roaming<R> {
         for claim in search.forget {
             self.forget(id, claim, turn);
         }
-        if let Some((claim, lack)) = search.seeks {
-            self.note_seeker(id, claim, lack, turn);
-        }
         if let Some(claim) = search.sated {
             self.note_sated(id, claim, turn);
+        }
+        if let Some((claim, lack)) = search.seeks {
+            self.note_seeker(id, claim, lack, turn);
         }
     }
 }

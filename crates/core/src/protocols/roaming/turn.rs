@@ -372,6 +372,7 @@ impl<R: Rules> Roaming<R> {
         pool.queue.serve(claim, count);
         pool.drop_wants(claim, count);
         pool.cut_got();
+        pool.seeking.note_loss();
         let scarce = match &mut pool.board {
             Some(board) => {
                 (0..count).for_each(|_| board.moved(me, claim));
