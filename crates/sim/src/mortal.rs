@@ -19,7 +19,7 @@ use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp,
 
 pub use search::{Finding, explore};
 
-use crate::world::{Script, Violation};
+use crate::world::{Script, Timers, Violation};
 
 /// What may go wrong, and how often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -246,7 +246,13 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     list.push(Action::Withdraw(site, claim));
                 }
             }
-            list.extend(seat.timers.iter().map(|&timer| Action::Fire(site, timer)));
+            let fire = match script.timers {
+                Timers::Any => true,
+                Timers::Quiet => self.links.iter().all(|link| link.is_empty()),
+                Timers::Never => false,
+            };
+            let timers = seat.timers.iter().filter(|_| fire);
+            list.extend(timers.map(|&timer| Action::Fire(site, timer)));
         }
         let budget = &self.common.budget;
         if budget.crashes > 0 {

@@ -9,7 +9,7 @@ use kofm_core::protocols::roaming::Roaming;
 use kofm_core::topology::{Graph, Topology};
 use kofm_core::{Cluster, Demand, PoolId, Protocol, SiteId};
 use kofm_sim::mortal::{Budget, Finding, explore};
-use kofm_sim::world::Script;
+use kofm_sim::world::{Script, Timers};
 
 /// So many units, what claims ask for, how many each site makes, what goes wrong.
 #[derive(Clone, Copy, Debug)]
@@ -17,30 +17,32 @@ pub(crate) struct Case(pub u32, pub &'static [u32], pub &'static [u32], pub Budg
 
 impl Case {
     pub(crate) fn explore<P: Protocol, R: Rules>(self, rules: R, limit: u64) -> Finding {
-        self.explore_on::<P, R>(Topology::Full, rules, limit)
+        self.explore_on::<P, R>(Topology::Full, Timers::Never, rules, limit)
     }
 
     fn explore_on<P: Protocol, R: Rules>(
         self,
         topology: Topology,
+        timers: Timers,
         rules: R,
         limit: u64,
     ) -> Finding {
         let Self(units, k, rounds, budget) = self;
         let demands = k.iter().map(|&k| Demand::one(PoolId(0), k)).collect();
         let sites = u16::try_from(rounds.len()).unwrap();
-        let script = Script { rounds: rounds.to_vec(), ..Script::new(sites, 1, demands) };
+        let rounds = rounds.to_vec();
+        let script = Script { rounds, timers, ..Script::new(sites, 1, demands) };
         let cluster = Cluster { topology, ..Cluster::new(sites, units) };
         explore::<P, R>(&cluster, &script, budget, rules, limit)
     }
 
     /// Everything is fine in so many worlds.
     fn holds<P: Protocol>(self, states: u64) {
-        self.holds_on::<P>(Topology::Full, states);
+        self.holds_on::<P>(Topology::Full, Timers::Never, states);
     }
 
-    fn holds_on<P: Protocol>(self, topology: Topology, states: u64) {
-        let found = self.explore_on::<P, _>(topology, Sound, 10_000_000);
+    fn holds_on<P: Protocol>(self, topology: Topology, timers: Timers, states: u64) {
+        let found = self.explore_on::<P, _>(topology, timers, Sound, 10_000_000);
         if let Some((violation, way)) = &found.violation {
             let (property, detail) = (violation.property, &violation.detail);
             panic!("{} {self:?}: {property}: {detail}\n{}", P::NAME, way.join("\n"));
@@ -80,6 +82,16 @@ fn one_site_dies() {
     Case(2, &[1, 2], &[1, 1, 0], CRASH).holds::<Roaming>(50_888);
 }
 
+/// Claims lose patience, and ask everybody, before and after.
+#[test]
+fn one_site_dies_while_a_claim_seeks() {
+    let full = Topology::Full;
+    Case(1, &[1], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Any, 40_458);
+    Case(2, &[1], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Any, 6_900);
+    Case(2, &[1, 2], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Quiet, 98_837);
+    Case(2, &[1], &[1, 1, 1], CRASH).holds_on::<Roaming>(full, Timers::Quiet, 287_547);
+}
+
 #[test]
 fn one_site_dies_and_comes_back() {
     let case = Case(1, &[1], &[1, 0, 0], RESTART);
@@ -110,11 +122,11 @@ fn one_site_dies_where_not_all_are_neighbours() {
     let path = [(0, 1), (1, 2)].map(|(a, b)| (SiteId(a), SiteId(b)));
     let path = Topology::Graph(Graph::new(3, path.to_vec()).unwrap());
     let case = Case(1, &[1], &[1, 0, 1], CRASH);
-    case.holds_on::<Permission>(Topology::Ring, 22_709);
-    case.holds_on::<Permission>(Topology::Tree, 36_095);
-    case.holds_on::<Permission>(path.clone(), 26_396);
-    case.holds_on::<Routed<Roaming>>(Topology::Ring, 21_522);
-    case.holds_on::<Routed<Roaming>>(path, 28_055);
+    case.holds_on::<Permission>(Topology::Ring, Timers::Never, 22_709);
+    case.holds_on::<Permission>(Topology::Tree, Timers::Never, 36_095);
+    case.holds_on::<Permission>(path.clone(), Timers::Never, 26_396);
+    case.holds_on::<Routed<Roaming>>(Topology::Ring, Timers::Never, 21_522);
+    case.holds_on::<Routed<Roaming>>(path, Timers::Never, 28_055);
 }
 
 #[test]
