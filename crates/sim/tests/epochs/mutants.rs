@@ -13,8 +13,7 @@ use kofm_sim::report::Report;
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
 use crate::seeds::{play, play_slow, play_slow_remembering};
 
-/// All but `WithholdsTwice`, which needs thousands of seeds; see `crates/core/tests/epochs.rs`.
-const ALL: [Slip; 23] = [
+const ALL: [Slip; 24] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -35,6 +34,7 @@ const ALL: [Slip; 23] = [
     Slip::ReadmitsTheDeparted,
     Slip::WithholdsByNumber,
     Slip::BelievesTheDead,
+    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,
@@ -129,6 +129,7 @@ const BY_SEEDS_ONLY: &[Slip] = &[
     Slip::FollowsTheDead,
     Slip::ReadmitsTheDeparted,
     Slip::BelievesTheDead,
+    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,
