@@ -62,7 +62,7 @@ pub struct Config {
     /// The members of an etcd that keeps the cluster's epoch, `http://host:port` each. Without
     /// it a majority of the sites does.
     pub etcd: Vec<String>,
-    /// What survives a crash of this site.
+    /// When what this site writes down about leases is on its disk.
     pub durability: Durability,
     /// The numbers of the members, where the cluster has given them; otherwise their places.
     pub(crate) numbers: BTreeMap<String, SiteId>,
@@ -105,13 +105,13 @@ impl SemaphoreConfig {
 /// The protocol of semaphores that name none: the fewest messages for a P.
 pub const DEFAULT_SEMAPHORE: Kind = Kind::SemToken;
 
-/// What a site writes to its disk about leases.
+/// When leases that a site writes down are on its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// All of them when it stops, none when it crashes.
+    /// When the kernel likes: its next life finds them unless the machine died.
     #[default]
     None,
-    /// Each grant, before its client hears of it.
+    /// Before a client hears of its grant: they are found when the machine is back, too.
     Grant,
 }
 

@@ -206,8 +206,8 @@ impl Site {
         }
         let events = broadcast::Sender::new(EVENTS);
         let dir = config.state_dir.as_deref().filter(|_| changes);
-        let every = config.durability == Durability::Grant;
-        let journal = dir.map(|dir| Journal::open(dir, incarnation, every)).transpose()?;
+        let synced = config.durability == Durability::Grant;
+        let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
         let mut core =
             Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
         if let Some(dir) = dir {

@@ -249,7 +249,6 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     fn start(&mut self) {
         for site in self.setup.cluster.all() {
             self.lease(site, 1, 0);
-            self.schedule(self.leases[&(site, 1)], Event::Expire { site, life: 1 });
             let first = self.times.below(BEAT);
             self.schedule(first, Event::Beat { site });
             let store = Arc::clone(&self.store);
@@ -297,7 +296,10 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
     fn lease(&mut self, site: SiteId, life: u64, sent: Time) {
         let until = sent + self.local(site, LEASE);
         let known = self.leases.entry((site, life)).or_default();
-        *known = until.max(*known);
+        if until > *known {
+            *known = until;
+            self.schedule(until, Event::Expire { site, life });
+        }
     }
 
     fn handle(&mut self, event: Event<P>) {
@@ -355,6 +357,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 let slips = self.rules.slips(Slip::LeasesFromTheAnswer);
                 self.lease(site, life, if slips { self.now } else { sent });
                 self.check_lease(site);
+                if self.places[site.index()].life == life {
+                    self.adopt(site);
+                }
             }
             Event::Propose { site, life, record } => {
                 if record.epoch == self.store.epoch + 1 {
@@ -532,16 +537,12 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let told = record.surveys.iter().flat_map(|survey| survey.of(site));
         let held = told.filter(|(_, told)| told.held.is_some());
         let held: Vec<Stamp> = held.map(|(claim, _)| claim).collect();
-        let life = self.places[site.index()].life;
         let clients = self.clients_of(site);
         for claim in held {
-            let its = |&&client: &&usize| {
+            let its = |&client: &usize| {
                 self.clients[client].is_some_and(|live| live.claim == claim && live.held)
             };
-            if let Some(&client) = clients.iter().find(its) {
-                if let Some(live) = &mut self.clients[client] {
-                    live.life = life;
-                }
+            if clients.iter().any(its) {
                 continue;
             }
             let release = Input::Release { claim, part: None };
@@ -550,6 +551,34 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 pending.push(release);
             }
         }
+        self.adopt(site);
+    }
+
+    /// Clients of the last life renew with this one as soon as it can vouch for what they have.
+    /// Until then they go by the lease of the last.
+    fn adopt(&mut self, site: SiteId) {
+        let life = self.places[site.index()].life;
+        if self.leases.get(&(site, life)).is_none_or(|&until| until <= self.now) {
+            return;
+        }
+        for client in self.clients_of(site) {
+            let Some(live) = self.clients[client].filter(|live| live.held && live.life != life)
+            else {
+                continue;
+            };
+            if self.goes_on(site, live.claim)
+                && let Some(live) = &mut self.clients[client]
+            {
+                live.life = life;
+            }
+        }
+    }
+
+    /// Whether the life that a site has now is known to hold a claim, of whatever life.
+    fn goes_on(&self, site: SiteId, claim: Stamp) -> bool {
+        self.member(site).is_some_and(|member| {
+            member.epochs().phase() != Phase::Outside && member.claims().contains_key(&claim)
+        })
     }
 
     /// Starts to wait for the leases of those who departed.
@@ -684,7 +713,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let place = self.place(site);
         let member = place.member.take();
         place.journal.clear();
-        if let Some(member) = member.filter(|_| memory) {
+        // What a life brought and no epoch has confirmed is not its own to leave to the next one.
+        let own = |member: &Member<P, R>| memory && member.protocol().is_some();
+        if let Some(member) = member.filter(own) {
             let held = member.claims().iter().filter(|(_, told)| told.held.is_some());
             place.journal = held.map(|(&claim, told)| (claim, told.clone())).collect();
         }
@@ -729,7 +760,6 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         place.suspects = SiteSet::new();
         place.waits_for.clear();
         self.lease(site, life, now);
-        self.schedule(self.leases[&(site, life)], Event::Expire { site, life });
         self.check_lease(site);
         self.change(site, epoch::Input::Decided(store));
     }
@@ -812,8 +842,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             self.clients[client] = None;
             self.think(client);
         }
-        let place = &self.places[site.index()];
-        if place.life == live.life && place.member.is_some() {
+        let same = self.places[site.index()].life == live.life;
+        if same && self.member(site).is_some() || self.goes_on(site, claim) {
             self.tell(site, Input::Release { claim, part });
         }
     }
@@ -835,11 +865,11 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
 
     /// What a life has granted ends with its lease, whether or not anybody is there to notice.
     fn expire(&mut self, site: SiteId, life: u64) {
-        let until = self.leases[&(site, life)];
-        let alive = self.places[site.index()].life == life;
-        if until > self.now {
-            return self.schedule(until, Event::Expire { site, life });
+        if self.leases[&(site, life)] > self.now {
+            // It was renewed.
+            return;
         }
+        let alive = self.places[site.index()].life == life && self.member(site).is_some();
         for client in self.clients_of(site) {
             let Some(live) = self.clients[client].filter(|live| live.life == life && live.held)
             else {
@@ -848,13 +878,10 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             self.oracle.released(live.number, None);
             self.clients[client] = None;
             self.think(client);
-            if alive && self.member(site).is_some() {
+            if alive || self.goes_on(site, live.claim) {
                 let release = Input::Release { claim: live.claim, part: None };
                 self.place(site).pending.push(release);
             }
-        }
-        if alive {
-            self.schedule(self.now + BEAT, Event::Expire { site, life });
         }
     }
 

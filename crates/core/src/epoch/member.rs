@@ -91,7 +91,8 @@ impl<P: Protocol, R: Rules> Member<P, R> {
     }
 
     /// A life that remembers what its last one had granted. Whether it may go on with that, the
-    /// next epoch says: what it has not confirmed is forgotten.
+    /// next epoch says: what it has not confirmed is forgotten. That goes for a life that dies
+    /// before it is in any epoch, too: what it remembered is not to be remembered by the next.
     pub fn remembering(
         rules: R,
         me: SiteId,

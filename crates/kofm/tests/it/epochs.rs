@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, command, free_port, serve, signal, temp_dir, until};
+use crate::harness::{Cluster, command, exit_code, free_port, serve, signal, temp_dir, until};
 
 #[test]
 fn one_of_three_sites_is_killed_and_grants_go_on() {
@@ -185,6 +185,82 @@ fn a_clean_stop_keeps_leases() {
     cluster.members(1, 3);
     let output = cluster.run(0, &["renew", &lease]);
     assert!(output.status.success(), "{output:?}");
+    assert!(cluster.run(0, &["release", &lease]).status.success());
+    cluster.all_free("gpu");
+}
+
+/// Lets a site answer clients at the same place in its next life.
+fn settle_down(cluster: &Cluster, site: usize) {
+    let text = fs::read_to_string(&cluster.configs[site]).unwrap();
+    let address = cluster.http[site].trim_start_matches("http://");
+    fs::write(&cluster.configs[site], text.replace("127.0.0.1:0", address)).unwrap();
+}
+
+#[test]
+fn a_command_runs_on_while_its_site_is_killed_and_comes_back() {
+    let pools = "[pools]\ngpu = 2\nslot = { units = 2, protocol = \"roaming\" }\n";
+    // Longer than a slow machine takes to start a site.
+    let mut cluster = Cluster::start_as(3, "site_lease = \"20s\"\n", pools);
+    cluster.members(1, 3);
+    settle_down(&cluster, 1);
+    let dir = temp_dir();
+    let (begun, end) = (dir.join("begun"), dir.join("end"));
+    let script = format!(
+        "echo \"$KOFM_LEASE $KOFM_FENCE\" > {0}.new; mv {0}.new {0}; \
+         until [ -e {1} ]; do sleep 0.05; done",
+        begun.display(),
+        end.display()
+    );
+    let args = ["run", "gpu", "slot:2", "--", "sh", "-c", &script];
+    let mut run = Processes(vec![cluster.command(1, &args).spawn().unwrap()]);
+    until("the command runs", || begun.exists());
+    let told = fs::read_to_string(&begun).unwrap();
+    let (lease, fence) = told.trim().split_once(' ').unwrap();
+    let units = |cluster: &Cluster| {
+        let leases = cluster.json(0, &["status", "--json"])["leases"].clone();
+        let mine = leases.as_array().unwrap().iter().find(|it| it["id"] == lease).cloned();
+        mine.map(|it| (it["fence"].to_string(), it["units"].clone()))
+    };
+    let before = units(&cluster).expect("it is held");
+    assert_eq!(before.0, fence);
+    cluster.kill(1);
+    cluster.restart(1);
+    cluster.members(1, 3);
+    until("the new life has the lease", || units(&cluster).is_some());
+    assert_eq!(units(&cluster), Some(before));
+    // All of the one pool are in use, and of the other at least one.
+    for want in ["slot", "gpu:2"] {
+        let output = cluster.run(0, &["acquire", want, "--wait", "200ms"]);
+        assert_eq!(output.status.code(), Some(124), "{output:?}");
+    }
+    until("it is renewed", || cluster.run(2, &["renew", lease]).status.success());
+    assert!(run.0[0].try_wait().unwrap().is_none(), "the command was stopped");
+    fs::write(&end, "").unwrap();
+    assert_eq!(exit_code(&mut run.0[0]), 0);
+    // What lay unused at the life that died is withheld, what was in use is not.
+    assert!(cluster.run(0, &["run", "gpu", "slot:2", "--", "true"]).status.success());
+    fs::remove_dir_all(dir).ok();
+}
+
+#[test]
+fn a_lease_that_was_renewed_again_and_again_outlives_a_crash() {
+    let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");
+    cluster.members(1, 3);
+    let lease = cluster.json(1, &["acquire", "gpu", "--ttl", "3s", "--json"]);
+    let lease = lease["id"].as_str().unwrap().to_owned();
+    let begun = std::time::Instant::now();
+    until("its first term is long over", || {
+        assert!(cluster.run(0, &["renew", &lease]).status.success());
+        begun.elapsed().as_secs() >= 4
+    });
+    cluster.kill(1);
+    cluster.restart(1);
+    until("it is renewed in the next life", || {
+        let output = cluster.run(1, &["renew", &lease]);
+        // Never before does the site say that it is over.
+        assert!(output.status.success() || output.status.code() == Some(69), "{output:?}");
+        output.status.success()
+    });
     assert!(cluster.run(0, &["release", &lease]).status.success());
     cluster.all_free("gpu");
 }

@@ -54,6 +54,11 @@ impl Cluster {
         Self::start_with(sites, pools, |_, _, port| port)
     }
 
+    /// The same, with more lines at the top of the configuration.
+    pub(crate) fn start_as(sites: usize, top: &str, pools: &str) -> Self {
+        Self::start_all(sites, top, pools, |_, _, port| port)
+    }
+
     /// Kills a site without a word.
     pub(crate) fn kill(&mut self, site: usize) {
         self.sites[site].kill().unwrap();
@@ -83,6 +88,15 @@ impl Cluster {
     pub(crate) fn start_with(
         sites: usize,
         pools: &str,
+        port_of: impl FnMut(usize, usize, u16) -> u16,
+    ) -> Self {
+        Self::start_all(sites, "", pools, port_of)
+    }
+
+    fn start_all(
+        sites: usize,
+        top: &str,
+        pools: &str,
         mut port_of: impl FnMut(usize, usize, u16) -> u16,
     ) -> Self {
         let dir = temp_dir();
@@ -91,7 +105,7 @@ impl Cluster {
         for me in 0..sites {
             let mut text = format!(
                 "cluster = \"test\"\nsite = \"s{me}\"\nhttp = \"127.0.0.1:0\"\n\
-                 listen = \"127.0.0.1:{}\"\nstate_dir = \"{}\"\n[members]\n",
+                 listen = \"127.0.0.1:{}\"\nstate_dir = \"{}\"\n{top}[members]\n",
                 peers[me],
                 dir.join(format!("state-{me}")).display()
             );

@@ -1,8 +1,10 @@
 //! What a site writes down about its leases, so that a later life can take them over.
 //!
 //! A file of entries, each with its length and checksum; a tail that was cut off by a crash is not
-//! read. It is good for the next life only, and on the same boot of the machine: moments are of the
-//! clock that starts with it.
+//! read. It is good for the next life only. Each grant, and each end of a lease, is in it before
+//! anybody hears of it, so it is complete whenever the process dies. Whether it is also on the
+//! disk then, which costs a grant some milliseconds, matters only when the machine dies: what was
+//! written is the kernel's, and outlives its writer.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -47,8 +49,8 @@ enum Entry {
     Life {
         incarnation: u64,
         boot: String,
-        /// Every grant is written before anybody hears of it.
-        every: bool,
+        /// Everything is on the disk before it takes effect.
+        synced: bool,
     },
     Held(Saved),
     /// A lease is over.
@@ -65,6 +67,9 @@ enum Entry {
 pub(crate) struct Legacy {
     pub leases: BTreeMap<String, Saved>,
     pub clock: Clock,
+    /// The moments of its leases are those of the end, and of the clock of this boot. Otherwise
+    /// nobody knows when they were last renewed.
+    pub timely: bool,
     /// The units that lay at the site unused; none are known where it crashed.
     idle: Vec<Vec<Unit>>,
 }
@@ -94,54 +99,92 @@ impl Legacy {
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
-    every: bool,
+    incarnation: u64,
+    synced: bool,
+    /// How long it is, and may become before it is written anew.
+    bytes: usize,
+    limit: usize,
+    /// It ends with a part of an entry: what follows could not be read.
+    broken: bool,
 }
+
+/// The shortest that is written anew: what is over makes a file longer for ever.
+const LONG: usize = 1 << 20;
 
 impl Journal {
     /// Begins the file of a life; says what the life before it left, if that is complete.
     pub(crate) fn open(
         dir: &Path,
         incarnation: u64,
-        every: bool,
+        synced: bool,
     ) -> io::Result<(Self, Option<Legacy>)> {
         let path = dir.join("leases");
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let legacy = match fs::read(&path) {
-            Ok(bytes) => read(&bytes, incarnation, &boot),
+            Ok(bytes) => read(&bytes, incarnation, &boot()),
             Err(_) => None,
         };
-        let fresh = dir.join("leases.new");
-        let mut journal = Self { path, file: File::create(&fresh)?, every };
-        journal.write(&[Entry::Life { incarnation, boot, every }])?;
+        Ok((Self::create(path, incarnation, synced, Vec::new())?, legacy))
+    }
+
+    /// A file with these leases in the place of whatever is there.
+    fn create(
+        path: PathBuf,
+        incarnation: u64,
+        synced: bool,
+        leases: Vec<Saved>,
+    ) -> io::Result<Self> {
+        let fresh = path.with_extension("new");
+        fs::remove_file(&fresh).ok();
+        let file = File::options().append(true).create_new(true).open(&fresh)?;
+        let mut journal =
+            Self { path, file, incarnation, synced, bytes: 0, limit: LONG, broken: false };
+        let life = Entry::Life { incarnation, boot: boot(), synced };
+        let entries = [life].into_iter().chain(leases.into_iter().map(Entry::Held));
+        journal.write(&entries.collect::<Vec<_>>())?;
         fs::rename(&fresh, &journal.path)?;
-        File::open(dir)?.sync_all()?;
-        Ok((journal, legacy))
+        if synced && let Some(dir) = journal.path.parent() {
+            File::open(dir)?.sync_all()?;
+        }
+        journal.limit = LONG.max(journal.bytes.saturating_mul(4));
+        Ok(journal)
     }
 
     /// Another life begins in this process, with nothing.
     pub(crate) fn begin(&mut self, incarnation: u64) -> io::Result<()> {
-        let dir = self.path.parent().unwrap_or(&self.path).to_owned();
-        *self = Self::open(&dir, incarnation, self.every)?.0;
+        *self = Self::create(self.path.clone(), incarnation, self.synced, Vec::new())?;
+        Ok(())
+    }
+
+    /// Whether most of it is over.
+    pub(crate) const fn is_long(&self) -> bool {
+        self.bytes > self.limit
+    }
+
+    /// Writes it anew, with these leases, which are all there are.
+    pub(crate) fn rewrite(&mut self, leases: Vec<Saved>) -> io::Result<()> {
+        *self = Self::create(self.path.clone(), self.incarnation, self.synced, leases)?;
         Ok(())
     }
 
     /// A lease is about to be given.
     pub(crate) fn held(&mut self, saved: Saved) -> io::Result<()> {
-        if self.every { self.write(&[Entry::Held(saved)]) } else { Ok(()) }
+        self.write(&[Entry::Held(saved)])
     }
 
     /// A lease is about to be given back.
     pub(crate) fn over(&mut self, lease: &str) -> io::Result<()> {
-        if self.every { self.write(&[Entry::Over(lease.to_owned())]) } else { Ok(()) }
+        self.write(&[Entry::Over(lease.to_owned())])
     }
 
-    /// Nobody shall read it.
+    /// Nobody shall read it: what it says is not true any more.
     pub(crate) fn remove(self) {
+        // Either of the two will do.
+        self.file.set_len(0).ok();
         fs::remove_file(&self.path).ok();
     }
 
-    pub(crate) const fn every(&self) -> bool {
-        self.every
+    pub(crate) const fn synced(&self) -> bool {
+        self.synced
     }
 
     /// The site stops, and takes no step any more.
@@ -153,7 +196,8 @@ impl Journal {
     ) -> io::Result<()> {
         let mut entries: Vec<Entry> = leases.into_iter().map(Entry::Held).collect();
         entries.push(Entry::Clean { clock, idle });
-        self.write(&entries)
+        self.write(&entries)?;
+        self.file.sync_data()
     }
 
     fn write(&mut self, entries: &[Entry]) -> io::Result<()> {
@@ -165,31 +209,49 @@ impl Journal {
             bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
             bytes.extend_from_slice(&body);
         }
-        self.file.write_all(&bytes)?;
-        self.file.sync_data()
+        if self.broken {
+            return Err(io::Error::other("the journal is broken"));
+        }
+        if let Err(error) = self.file.write_all(&bytes) {
+            let length = u64::try_from(self.bytes).unwrap_or(u64::MAX);
+            self.broken = self.file.set_len(length).is_err();
+            return Err(error);
+        }
+        self.bytes = self.bytes.saturating_add(bytes.len());
+        if self.synced { self.file.sync_data() } else { Ok(()) }
     }
+}
+
+/// Which run of the machine this is.
+fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 fn read(bytes: &[u8], incarnation: u64, boot: &str) -> Option<Legacy> {
     let mut entries = entries(bytes).into_iter();
-    let Entry::Life { incarnation: last, boot: then, every } = entries.next()? else { return None };
-    if last + 1 != incarnation || then != boot {
+    let Entry::Life { incarnation: last, boot: then, synced } = entries.next()? else {
+        return None;
+    };
+    if last + 1 != incarnation {
         return None;
     }
+    // Where it is not known, a run of the machine is not the same.
+    let same = then == boot && !boot.is_empty();
     let mut legacy = Legacy::default();
-    let mut complete = every;
+    let mut clean = false;
     for entry in entries {
         match entry {
             Entry::Held(saved) => drop(legacy.leases.insert(saved.lease.clone(), saved)),
             Entry::Over(lease) => drop(legacy.leases.remove(&lease)),
             Entry::Clean { clock, idle } => {
                 (legacy.clock, legacy.idle) = (clock, idle);
-                complete = true;
+                clean = true;
             }
             Entry::Life { .. } => return None,
         }
     }
-    complete.then_some(legacy)
+    legacy.timely = same && clean;
+    (same || synced || clean).then_some(legacy)
 }
 
 fn entries(mut bytes: &[u8]) -> Vec<Entry> {
@@ -228,19 +290,31 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_life_that_ended_well_leaves_everything_and_one_that_crashed_only_what_was_written() {
-        let dir = std::env::temp_dir().join(format!("kofm-journal-{}", std::process::id()));
+    fn names(legacy: Option<Legacy>) -> Vec<String> {
+        legacy.unwrap().leases.into_keys().collect()
+    }
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("kofm-{name}-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_next_life_finds_what_was_written_and_no_later_one() {
+        let dir = dir("journal");
         let (mut first, legacy) = Journal::open(&dir, 1, false).unwrap();
         assert_eq!(legacy, None);
         first.held(saved("a")).unwrap();
+        first.over("a").unwrap();
         first.close(vec![saved("b")], Clock { time: 3, fence: 4 }, vec![vec![]]).unwrap();
         let (_, legacy) = Journal::open(&dir, 2, false).unwrap();
-        assert_eq!(legacy.unwrap().leases.into_keys().collect::<Vec<_>>(), ["b"]);
+        assert!(legacy.as_ref().unwrap().timely);
+        assert_eq!(names(legacy), ["b"]);
         // The second life wrote nothing and crashed.
-        let (mut third, legacy) = Journal::open(&dir, 3, true).unwrap();
-        assert_eq!(legacy, None);
+        let (mut third, legacy) = Journal::open(&dir, 3, false).unwrap();
+        assert!(!legacy.as_ref().unwrap().timely);
+        assert_eq!(names(legacy), [""; 0]);
         for lease in ["a", "b", "c"] {
             third.held(saved(lease)).unwrap();
         }
@@ -249,13 +323,47 @@ mod tests {
         let path = dir.join("leases");
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-        let (_, legacy) = Journal::open(&dir, 4, true).unwrap();
-        assert_eq!(legacy.unwrap().leases.into_keys().collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(names(Journal::open(&dir, 4, true).unwrap().1), ["a", "b", "c"]);
         // A life was skipped: what it knew is not known.
         fs::write(&path, &whole).unwrap();
         assert_eq!(Journal::open(&dir, 5, true).unwrap().1, None);
         fs::write(&path, "garbage").unwrap();
         assert_eq!(Journal::open(&dir, 6, true).unwrap().1, None);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn after_the_machine_died_only_what_was_on_the_disk_counts() {
+        let dir = dir("machine");
+        for (synced, clean) in [(false, false), (false, true), (true, false), (true, true)] {
+            let (mut journal, _) = Journal::open(&dir, 1, synced).unwrap();
+            journal.held(saved("a")).unwrap();
+            if clean {
+                journal.close(Vec::new(), Clock::default(), Vec::new()).unwrap();
+            }
+            let bytes = fs::read(dir.join("leases")).unwrap();
+            let legacy = read(&bytes, 2, "another boot");
+            assert_eq!(legacy.is_some(), synced || clean);
+            // Its moments are of a clock that has begun anew.
+            assert!(legacy.is_none_or(|legacy| !legacy.timely));
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_journal_does_not_grow_for_ever() {
+        let dir = dir("growth");
+        let (mut journal, _) = Journal::open(&dir, 1, false).unwrap();
+        journal.held(saved("a")).unwrap();
+        while !journal.is_long() {
+            journal.held(saved("b")).unwrap();
+            journal.over("b").unwrap();
+        }
+        journal.rewrite(vec![saved("a")]).unwrap();
+        assert!(!journal.is_long());
+        assert!(fs::metadata(dir.join("leases")).unwrap().len() < 1000);
+        journal.held(saved("c")).unwrap();
+        assert_eq!(names(Journal::open(&dir, 2, false).unwrap().1), ["a", "c"]);
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -11,10 +11,9 @@ use kofm_sim::mortal::Budget;
 use kofm_sim::report::Report;
 
 use crate::exhaustive::{CRASH, Case, DOUBT, MEMORY, RESTART};
-use crate::seeds::{play, play_slow};
+use crate::seeds::{play, play_slow, play_slow_remembering};
 
-/// All but `WithholdsTwice`, which needs thousands of seeds; see `crates/core/tests/epochs.rs`.
-const ALL: [Slip; 23] = [
+const ALL: [Slip; 24] = [
     Slip::SkipsQuarantine,
     Slip::EndsEveryQuarantine,
     Slip::NeverEndsQuarantine,
@@ -35,6 +34,7 @@ const ALL: [Slip; 23] = [
     Slip::ReadmitsTheDeparted,
     Slip::WithholdsByNumber,
     Slip::BelievesTheDead,
+    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,
@@ -84,8 +84,11 @@ fn search<P: Protocol, R: Rules>(name: &str, case: Case, rules: R) -> Option<Str
 
 /// The first seed that finds it, and what.
 fn simulate<P: Protocol>(slip: Slip, seeds: u64) -> Option<String> {
-    let runs: [(&str, fn(u64, Slip) -> Report); 2] =
-        [("", play::<P, _>), (" slow", play_slow::<P, _>)];
+    let runs: [(&str, fn(u64, Slip) -> Report); 3] = [
+        ("", play::<P, _>),
+        (" slow", play_slow::<P, _>),
+        (" slow with memory", play_slow_remembering::<P, _>),
+    ];
     (0..seeds).find_map(|seed| {
         runs.iter().find_map(|(name, run)| {
             let Ok(report) = catch_unwind(|| run(seed, slip)) else {
@@ -126,6 +129,7 @@ const BY_SEEDS_ONLY: &[Slip] = &[
     Slip::FollowsTheDead,
     Slip::ReadmitsTheDeparted,
     Slip::BelievesTheDead,
+    Slip::WithholdsTwice,
     Slip::LeasesFromTheAnswer,
     Slip::RenewsTheDeparted,
     Slip::WaitsSinceTheSilence,

@@ -83,6 +83,11 @@ pub(crate) fn play_slow<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
     run::<P, R>(&slow(seed), rules, false)
 }
 
+/// The same, where sites that come back remember.
+pub(crate) fn play_slow_remembering<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
+    run::<P, R>(&slow(seed), rules, true)
+}
+
 pub(crate) fn play<P: Protocol, R: Rules>(seed: u64, rules: R) -> Report {
     let (setup, memory) = setup(seed);
     if setup.cluster.topology == Topology::Full || P::PROFILE.gathers {
@@ -107,6 +112,8 @@ fn clean<P: Protocol>(seeds: u64) {
         grants += report.grants();
         let report = play_slow::<P, _>(seed, Sound);
         assert!(report.is_clean(), "{} seed {seed}, slow: {:#?}", P::NAME, report.violations);
+        let report = play_slow_remembering::<P, _>(seed, Sound);
+        assert!(report.is_clean(), "{} seed {seed}, memory: {:#?}", P::NAME, report.violations);
     }
     assert!(grants > seeds * 20, "{}: {grants} grants", P::NAME);
 }

@@ -102,7 +102,12 @@ impl Core {
         if self.has_lapsed(now) {
             self.check_lease(now);
         }
+        if self.is_legacy(id) {
+            let text = "the site has come back, and is about to go on with its leases: try again";
+            return Err(api::Error::new(Code::Unreachable, text));
+        }
         let key = *self.by_lease.get(id).ok_or_else(gone)?;
+        let lapsed = self.has_lapsed(now);
         let request = self.requests.get_mut(&key).ok_or_else(gone)?;
         let lease = request.lease.as_mut().ok_or_else(gone)?;
         if let Some(doom) = &request.doom {
@@ -110,6 +115,11 @@ impl Core {
         }
         if lease.status != Status::Live || now >= lease.expires {
             return Err(gone());
+        }
+        if lapsed {
+            // It has just come back, and a moment later it knows whether the lease is good.
+            let text = "the site has no right to grant yet: try again";
+            return Err(api::Error::new(Code::Unreachable, text));
         }
         let old = lease.timer.take();
         if let Some(old) = old {
@@ -127,10 +137,15 @@ impl Core {
             let expired = self.requests[&key].state == State::Expired;
             let state = if expired { State::Expired } else { State::Released };
             self.end(key, state, "released by the client");
+        } else {
+            self.drop_legacy(id);
         }
     }
 
     pub(super) fn release_request(&mut self, id: &str) -> Result<Answer, api::Error> {
+        if self.drop_legacy(id) {
+            return Ok(Answer::Done);
+        }
         let key = *self.by_id.get(id).ok_or_else(|| unknown_request(id))?;
         let lease = self.requests[&key].lease.as_ref().map(|lease| Arc::clone(&lease.id));
         let Some(lease) = lease else { return self.cancel(id) };

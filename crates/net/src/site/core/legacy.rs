@@ -10,15 +10,21 @@ use tracing::{error, info};
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
 use crate::api::{Hold, State};
 use crate::boottime::Moment;
+use crate::engine;
 use crate::plan::Plan;
-use crate::site::journal::{Journal, Saved, SavedPart};
+use crate::site::journal::{Saved, SavedPart};
 
 impl Core {
     /// A lease as it is written down; none where nobody could go on with it.
     fn saved(&self, key: u64) -> Option<Saved> {
         let request = self.requests.get(&key)?;
         let lease = request.lease.as_ref()?;
-        if request.hold != Hold::Lease || lease.status != Status::Live {
+        // A protocol that heals by itself counts on what a site had being over with its life.
+        let heals = |part: &Part| engine::heals(self.engines[part.engine].kind);
+        if request.hold != Hold::Lease
+            || lease.status != Status::Live
+            || request.parts.iter().any(heals)
+        {
             return None;
         }
         let part = |part: &Part| {
@@ -49,26 +55,68 @@ impl Core {
         })
     }
 
-    /// Writes a grant down before anybody hears of it. False where the disk does not take it.
+    /// Writes a grant down before anybody hears of it. False where it must be on the disk, and the
+    /// disk does not take it.
     pub(super) fn note_held(&mut self, key: u64) -> bool {
-        if !self.journal.as_ref().is_some_and(Journal::every) {
+        if self.journal.is_none() {
             return true;
         }
         let Some(saved) = self.saved(key) else { return true };
-        let written = self.journal.as_mut().map_or(Ok(()), |journal| journal.held(saved));
-        written.inspect_err(|error| error!(%error, "cannot write a grant down")).is_ok()
+        let Some(journal) = &mut self.journal else { return true };
+        let (written, synced) = (journal.held(saved), journal.synced());
+        match written {
+            Ok(()) => true,
+            Err(error) if synced => {
+                error!(%error, "cannot write a grant down");
+                false
+            }
+            Err(error) => {
+                self.give_up_journal(&error);
+                true
+            }
+        }
     }
 
     /// Writes the end of a lease down before its units move on.
     pub(super) fn note_over(&mut self, lease: &str) {
-        let written = self.journal.as_mut().map_or(Ok(()), |journal| journal.over(lease));
-        if let Err(error) = written {
-            // A later life must not take over what others have by then.
-            error!(%error, "cannot write the end of a lease down; the journal is given up");
-            if let Some(journal) = self.journal.take() {
-                journal.remove();
+        let Some(journal) = &mut self.journal else { return };
+        let mut written = journal.over(lease);
+        if written.is_ok() && journal.is_long() {
+            let leases = self.all_saved();
+            if let Some(journal) = &mut self.journal {
+                written = journal.rewrite(leases);
             }
         }
+        if let Err(error) = written {
+            self.give_up_journal(&error);
+        }
+    }
+
+    /// A later life must not take over what others have by then.
+    fn give_up_journal(&mut self, error: &std::io::Error) {
+        error!(%error, "cannot write leases down; they end with this life of the site");
+        if let Some(journal) = self.journal.take() {
+            journal.remove();
+        }
+    }
+
+    fn all_saved(&self) -> Vec<Saved> {
+        let granted = self.requests.iter().filter(|it| it.1.state == State::Granted);
+        granted.filter_map(|it| self.saved(*it.0)).collect()
+    }
+
+    /// Whether a lease of the last life may go on: it waits for the next epoch.
+    pub(super) fn is_legacy(&self, lease: &str) -> bool {
+        self.legacy.as_ref().is_some_and(|legacy| legacy.leases.contains_key(lease))
+    }
+
+    /// The holder of a lease of the last life, or of the request that it came from, does not need
+    /// it any more. False where there is none.
+    pub(super) fn drop_legacy(&mut self, id: &str) -> bool {
+        let Some(legacy) = &mut self.legacy else { return false };
+        let count = legacy.leases.len();
+        legacy.leases.retain(|lease, saved| lease != id && saved.request != id);
+        legacy.leases.len() < count
     }
 
     /// The site stops: no protocol takes a step from now on, and the leases are written down.
@@ -81,9 +129,7 @@ impl Core {
         if !good || !self.todo.is_empty() {
             return;
         }
-        let granted = self.requests.iter().filter(|it| it.1.state == State::Granted);
-        let granted: Vec<u64> = granted.map(|it| *it.0).collect();
-        let leases: Vec<Saved> = granted.iter().filter_map(|&key| self.saved(key)).collect();
+        let leases = self.all_saved();
         let idle = self
             .engines
             .iter()
@@ -141,7 +187,12 @@ impl Core {
                     numbers,
                 });
             }
-            let expires = Moment::from_nanos(saved.expires);
+            // Longer than its holder can believe, where nobody knows when it was renewed.
+            let expires = if legacy.timely {
+                Moment::from_nanos(saved.expires)
+            } else {
+                now.after(saved.ttl)
+            };
             let end = expires.max(now).after(super::leases::slack(saved.ttl));
             let timer = self.start_timer(end, Timer::Lease(key));
             let (id, lease): (Arc<str>, Arc<str>) = (saved.request.into(), saved.lease.into());
@@ -153,7 +204,7 @@ impl Core {
                 epoch: saved.epoch,
                 ttl: saved.ttl,
                 expires,
-                since: Moment::from_nanos(saved.since),
+                since: Moment::from_nanos(saved.since).min(now),
                 timer: Some(timer),
                 status: Status::Live,
                 units,
