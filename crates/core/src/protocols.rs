@@ -47,7 +47,7 @@ macro_rules! protocols {
 }
 
 protocols! {
-    /// Units live where they are used.
+    /// Units live where they are used; the default.
     roaming::Roaming;
     /// Raynal 1990 §3 and §6: ask everybody, count what they have.
     permission::Permission;

@@ -701,7 +701,9 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 // One millisecond stands for one link delay.
                 let nanos =
                     |d: core::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(1 << 60);
-                let after = self.times.between(nanos(min), nanos(max));
+                let (min, max) = (nanos(min), nanos(max));
+                // A timer that has no choice leaves the workload as it is.
+                let after = if min == max { min } else { self.times.between(min, max) };
                 self.arm(site, timer, after);
             }
             Effect::Disarm { timer } => {

@@ -26,6 +26,10 @@
 //! | `units`, `home` | owner | switchboard | nobody here needs these, and they are scarce |
 //! | `idle`, `spare` | owner | switchboard | nobody here needs these |
 //! | `ended` | switchboard | claimant | nobody else has so many units |
+//! | `seeks`, `sated` | claimant | switchboard | this claim has waited for long; no more |
+//! | `seekers`, `forget` | switchboard | owner | the same, for those who may have units to spare |
+//! | `units`, `found` | owner | claimant | these nobody needs here, and you seek some |
+//! | `strayed` | claimant | switchboard | they have arrived |
 //!
 //! Each pool has its switchboard at another site. It grants nothing and holds no lock.
 //!
@@ -35,7 +39,8 @@
 //! that they came: 4 messages, or fewer where one of the sites is the switchboard. While claims
 //! wait, units that nobody was sent for go to the switchboard, and cost 3: ask, units, home. A
 //! unit that is released goes straight to the claim that was sent for it: one message per
-//! hand-over.
+//! hand-over. A claim that waits for more than a tenth of a second costs more: its site asks whoever
+//! may have units to spare, which is two messages for each of them and four beside.
 //!
 //! # Assumes
 //!
@@ -58,6 +63,9 @@
 //! What it has nobody takes: at its own site others pass it only while it has or is owed all its
 //! units apart from those that they use. It is granted once the present holders release. Only
 //! finitely many claims are older than any claim, so everybody's turn comes.
+//!
+//! Nor does the oldest claim wait beside free units until a holder releases, who may keep his for
+//! days: see `search`.
 //!
 //! # What order is kept
 //!

@@ -167,7 +167,7 @@ impl<R: Rules> Roaming<R> {
         {
             pool.seeking.restless = Some(claim);
             pool.seeking.lost = false;
-            out.arm(Restless(id), PATIENCE, PATIENCE * 6 / 5);
+            out.arm(Restless(id), PATIENCE, PATIENCE);
         }
     }
 
