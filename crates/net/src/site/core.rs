@@ -16,6 +16,7 @@ mod requests;
 mod rota;
 mod semaphores;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +29,7 @@ use crate::api::{self, Answer, Call, Hold, State};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, PoolConfig, SemaphoreConfig};
 use crate::engine::{Engine, Move, Outcome};
-use crate::fast::Numbered;
+use crate::fast::Outbox;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
 use crate::plan::Plan;
@@ -72,7 +73,7 @@ pub(crate) enum Command {
     /// Calls of one fast client.
     Calls {
         list: Vec<(u64, Call)>,
-        answers: mpsc::Sender<Numbered>,
+        outbox: Arc<Outbox>,
     },
     Call {
         call: Call,
@@ -263,6 +264,8 @@ impl Pool {
 pub(crate) struct Request {
     pub(super) id: Arc<str>,
     pub(super) want: Vec<(usize, u32)>,
+    /// The same, by the names of the pools.
+    pub(super) asked: Arc<api::Want>,
     pub(super) owner: Option<Arc<str>>,
     pub(super) reason: Option<Arc<str>>,
     ttl: Duration,
@@ -270,7 +273,7 @@ pub(crate) struct Request {
     /// Must not wait.
     once: bool,
     pub(super) state: State,
-    pub(super) cause: Option<String>,
+    pub(super) cause: Option<Cow<'static, str>>,
     pub(super) submitted: Moment,
     pub(super) waited: Duration,
     parts: Vec<Part>,
@@ -312,6 +315,8 @@ pub(crate) struct Lease {
     pub(super) status: Status,
     /// Units by the site's number of the pool.
     pub(super) units: BTreeMap<usize, Vec<u32>>,
+    /// The same, by names.
+    pub(super) names: Arc<api::Units>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,7 +347,7 @@ enum Told {
 enum Responder {
     Local(oneshot::Sender<Result<Answer, api::Error>>),
     Peer(SiteId, u64),
-    Fast(u64, mpsc::Sender<Numbered>),
+    Fast(u64, Arc<Outbox>),
 }
 
 enum Timer {

@@ -75,7 +75,7 @@ impl Core {
             warn!("{cause}: units are missing, doubled or not counted; this heals by itself");
         }
         let happening = self.happening(event, None);
-        self.record(api::Happening { cause: Some(cause), ..happening });
+        self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }
 
     /// Garbles a pool's protocol, for tests.
@@ -89,7 +89,7 @@ impl Core {
         warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
         self.engines[number].engine.scramble(&mut random::number);
         let happening = self.happening("corrupted", None);
-        self.record(api::Happening { cause: Some(format!("pool {name}")), ..happening });
+        self.record(api::Happening { cause: Some(format!("pool {name}").into()), ..happening });
         self.watch_soundness(number);
         Ok(())
     }
@@ -331,7 +331,7 @@ impl Core {
                 self.leave_queue(key, claim, engine, &demand);
             }
             self.by_claim.remove(&(engine, claim));
-            self.end(key, State::Failed, &reason.to_string());
+            self.end(key, State::Failed, reason.to_string());
         }
     }
 

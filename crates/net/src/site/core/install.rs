@@ -132,7 +132,7 @@ impl Core {
         info!("{text}");
         self.metrics.epoch_changes += 1;
         let happening = self.happening("epoch", None);
-        self.record(api::Happening { cause: Some(text), ..happening });
+        self.record(api::Happening { cause: Some(text.into()), ..happening });
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
@@ -238,7 +238,8 @@ impl Core {
                 }
             }
             let gone = request.want.iter().any(|want| self.pools[want.0].gone);
-            if (lost || gone) && !request.parts.is_empty() {
+            let open = request.state == State::Queued || !request.parts.is_empty();
+            if (lost || gone) && open {
                 ended.push((key, request.state));
             }
         }

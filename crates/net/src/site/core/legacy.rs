@@ -8,7 +8,7 @@ use kofm_core::epoch::Record;
 use tracing::{error, info};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
-use crate::api::{Hold, State};
+use crate::api::{Hold, State, Want};
 use crate::boottime::Moment;
 use crate::plan::Plan;
 use crate::site::journal::{Journal, Saved, SavedPart};
@@ -37,7 +37,7 @@ impl Core {
         Some(Saved {
             lease: lease.id.to_string(),
             request: request.id.to_string(),
-            want: self.want_view(request),
+            want: Want::clone(&request.asked),
             owner: text(&request.owner),
             reason: text(&request.reason),
             ttl: lease.ttl,
@@ -156,11 +156,13 @@ impl Core {
                 since: Moment::from_nanos(saved.since),
                 timer: Some(timer),
                 status: Status::Live,
+                names: Arc::new(self.units_view(&units)),
                 units,
             };
             let request = Request {
                 id,
                 want,
+                asked: Arc::new(saved.want),
                 owner: saved.owner.map(Into::into),
                 reason: saved.reason.map(Into::into),
                 ttl: saved.ttl,
