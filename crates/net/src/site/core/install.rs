@@ -167,7 +167,7 @@ impl Core {
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
                 let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+                self.engines.push(Running::new(kind, engine, names, pools, true));
                 continue;
             }
             let mut pools = Vec::new();
@@ -194,7 +194,7 @@ impl Core {
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+            self.engines.push(Running::new(kind, engine, names, pools, true));
         }
         for number in alarms {
             self.set_alarm(number);

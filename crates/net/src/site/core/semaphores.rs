@@ -118,14 +118,9 @@ impl Core {
             self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
             self.semaphores.push(Semaphore::new(name, config, number, id));
         }
-        self.engines.push(Running {
-            kind,
-            engine,
-            names: Names::new(self.me, sites, Vec::new()),
-            pools: (first..first + count).collect(),
-            open,
-            sound: None,
-        });
+        let names = Names::new(self.me, sites, Vec::new());
+        let pools = (first..first + count).collect();
+        self.engines.push(Running::new(kind, engine, names, pools, open));
         self.set_alarm(number);
     }
 
