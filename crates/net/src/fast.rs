@@ -27,6 +27,8 @@ const MAX_CALL: usize = 64 << 10;
 const MAX_ANSWER: usize = 64 << 20;
 /// Calls of one connection that may be open.
 const MAX_OPEN: usize = 4096;
+/// Open calls from which on a client collects them.
+const CROWD: usize = 16;
 /// Room that is kept for what is said next.
 const MAX_KEPT: usize = 64 << 10;
 
@@ -446,8 +448,11 @@ async fn write_calls(mut writer: impl AsyncWrite + Unpin, line: &Line) -> io::Re
             return Ok(());
         } else {
             line.wake.notified().await;
-            // Others that are ready may have something to say too: it travels together.
-            tokio::task::yield_now().await;
+            // In a crowd others have something to say, too, and it travels together. Few would only
+            // wait for each other, and client and site take turns instead of working at once.
+            if line.lock().waiting.len() >= CROWD {
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
