@@ -224,8 +224,9 @@ impl Names {
         }
         let lack = pool.lack();
         for &to in self.sites.iter().filter(|&&site| site != self.me) {
-            if pool.asked.get(&to).map_or(lack != Lack::default(), |asked| *asked != lack) {
-                pool.asked.insert(to, lack.clone());
+            let asked = pool.asked.entry(to).or_default();
+            if *asked != lack {
+                asked.clone_from(&lack);
                 let lack = lack.clone();
                 out.push(Effect::Send { to, message: Message::Want { pool: id, lack } });
             }

@@ -320,7 +320,7 @@ impl Core {
             (Some(State::Queued), _) => {}
             (Some(_), _) | (None, Some(_)) => {
                 // It ended otherwise: those who ask are told, until nobody does.
-                let text = cause.map_or("its request is over".into(), Cow::into_owned);
+                let text = cause.unwrap_or(Cow::Borrowed("its request is over")).into_owned();
                 rally.lost.get_or_insert(text);
                 rally.here.retain(|member, _| !stale.contains(member));
                 if rally.here.keys().all(|member| rally.done.contains(member)) {
