@@ -7,8 +7,8 @@
 //! missing, it asks of all others, who give what they have free and pass on later what becomes
 //! free. A number is in one place only, so no two holders are ever shown the same.
 //!
-//! A claim asks while it still waits to be granted: it *hopes*. The number that it will need is then
-//! on its way together with the protocol's last message, and the grant costs no time of its own.
+//! A claim asks while it still waits to be granted: it *hopes*. The number that it will need is
+//! then on its way together with the protocol's last message, and costs no time of its own.
 //! Free numbers go to grants first, then to hopes in the order of their claims, which is about the
 //! order in which they are granted.
 //!
