@@ -23,6 +23,7 @@ buffer=$work/buffer
 mkdir "$buffer"
 
 # A cluster of three sites in one process. It prints where each of them answers.
+: >"$work/sites"
 "$KOFM" up --sites 3 --http 127.0.0.1:0 >"$work/sites" 2>"$work/log" &
 cluster=$!
 trap 'kill $cluster 2>/dev/null || true; rm -rf "$work"' EXIT

@@ -388,12 +388,12 @@ impl History {
         let rows = list.iter().map(|it| {
             vec![
                 show_time(it.at_ms),
-                it.event.clone(),
+                it.event.to_string(),
                 show_want(&it.want),
-                it.owner.clone().unwrap_or_default(),
+                it.owner.as_deref().unwrap_or_default().to_owned(),
                 it.waited_ms.map(show_ms).unwrap_or_default(),
                 it.held_ms.map(show_ms).unwrap_or_default(),
-                it.cause.clone().unwrap_or_default(),
+                it.cause.as_deref().unwrap_or_default().to_owned(),
             ]
         });
         print!("{}", table(&["TIME", "EVENT", "WANT", "OWNER", "WAITED", "HELD", "CAUSE"], rows));

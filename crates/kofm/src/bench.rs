@@ -129,7 +129,8 @@ struct Latency {
 
 impl Bench {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let runtime = tokio::runtime::Runtime::new()?;
+        // As many threads as a site has: echo, sites and clients are all alike in that.
+        let runtime = crate::serve::runtime()?;
         if self.echo {
             return runtime.block_on(echo_server());
         }

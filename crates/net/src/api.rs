@@ -2,7 +2,9 @@
 
 mod calls;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::Stamp;
@@ -13,6 +15,8 @@ use crate::duration;
 
 /// What is asked: pool and units.
 pub type Want = BTreeMap<String, u32>;
+/// What was granted: names of units, by pool; numbers where the pool has no names.
+pub type Units = BTreeMap<String, Vec<String>>;
 
 /// The body of `POST /v1/requests`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +128,7 @@ pub struct Lease {
     /// The request that it comes from.
     pub request: String,
     /// Names of the units, by pool; numbers where the pool has no names.
-    pub units: BTreeMap<String, Vec<String>>,
+    pub units: Units,
     /// Larger than that of every earlier lease of one of these units.
     pub fence: u64,
     /// How long it lives without a renewal.
@@ -236,7 +240,7 @@ pub struct Member {
     pub unacknowledged: u64,
 }
 
-/// Something that happened.
+/// Something that happened. It shares what it tells with its request: a site remembers thousands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
@@ -245,24 +249,24 @@ pub struct Happening {
     /// `pool`, `semaphore`, `taken` and `added` (of a semaphore), `peer-reset`, `epoch` (it has
     /// changed), `suspended` (no majority, nothing is granted here) or `departed` (the others went
     /// on without this site).
-    pub event: String,
+    pub event: Cow<'static, str>,
     /// Where.
-    pub site: String,
+    pub site: Arc<str>,
     /// Which request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub request: Option<String>,
+    pub request: Option<Arc<str>>,
     /// Whose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<String>,
+    pub owner: Option<Arc<str>>,
     /// What for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub reason: Option<Arc<str>>,
     /// What it asked for.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub want: Want,
+    pub want: Arc<Want>,
     /// What it got.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub units: BTreeMap<String, Vec<String>>,
+    pub units: Arc<Units>,
     /// Its fence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<u64>,
@@ -274,7 +278,7 @@ pub struct Happening {
     pub held_ms: Option<u64>,
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<String>,
+    pub cause: Option<Cow<'static, str>>,
 }
 
 /// The body of `PUT /v1/pools/{name}`.
@@ -518,7 +522,7 @@ pub struct Joined {
     /// Members that are not there.
     pub missing: Vec<String>,
     /// What the member got.
-    pub units: BTreeMap<String, Vec<String>>,
+    pub units: Units,
     /// Larger than that of every earlier lease of one of these units.
     pub fence: Option<u64>,
     /// The lease of the whole gang.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::random;
@@ -602,6 +602,11 @@ impl Mesh {
         mut writer: OwnedWriteHalf,
     ) -> Result<(), LinkError> {
         let mut out = BytesMut::new();
+        let mut stopped = pin!(self.stopped());
+        let quiet = self.identity.silence / 5;
+        let mut pause = pin!(sleep(quiet));
+        // Setting the clock costs more than a message: as long as the pause is short, it stays so.
+        let mut short = false;
         loop {
             let untold = link.fill(number, &mut out)?;
             if !out.is_empty() {
@@ -609,19 +614,25 @@ impl Mesh {
                 out.clear();
                 continue;
             }
-            let patience = match untold {
-                0 => self.identity.silence / 5,
-                1..ACK_EVERY => ACK_DELAY,
-                _ => Duration::ZERO,
-            };
-            tokio::select! {
-                biased;
-                () = sleep(patience) => {}
-                () = link.wake.notified() => continue,
-                () = self.stopped() => {
-                    Frame::Bye.encode(&mut out);
-                    writer.write_all(&out).await?;
-                    return Err(LinkError::Stopped);
+            if untold > 0 && !short {
+                pause.as_mut().reset(Instant::now() + ACK_DELAY);
+                short = true;
+            }
+            if untold < ACK_EVERY {
+                tokio::select! {
+                    biased;
+                    () = &mut pause => {}
+                    () = link.wake.notified() => continue,
+                    () = &mut stopped => {
+                        Frame::Bye.encode(&mut out);
+                        writer.write_all(&out).await?;
+                        return Err(LinkError::Stopped);
+                    }
+                }
+                pause.as_mut().reset(Instant::now() + quiet);
+                if std::mem::take(&mut short) && untold == 0 {
+                    // A message has acknowledged it all.
+                    continue;
                 }
             }
             let ack = link.lock_for(number)?.session.tell();

@@ -7,16 +7,22 @@
 //! missing, it asks of all others, who give what they have free and pass on later what becomes
 //! free. A number is in one place only, so no two holders are ever shown the same.
 //!
+//! A claim asks while it still waits to be granted: it *hopes*. The number that it will need is
+//! then on its way together with the protocol's last message, and costs no time of its own.
+//! Free numbers go to grants first, then to hopes in the order of their claims, which is about the
+//! order in which they are granted.
+//!
 //! # Why it ends
 //!
 //! The protocol lets at most M units be granted, so there are always at least as many numbers free
-//! or on their way as grants that wait for one. Nobody keeps a number that it does not need from
-//! somebody who asked.
+//! or on their way as grants that wait for one. Nobody keeps a number that it does not need from a
+//! grant that asked, whatever it hopes for itself. For a hope, a number only ever moves to an older
+//! claim.
 //!
 //! # Cost
 //!
 //! Nothing where the numbers are already here: they stay where they were last used. Otherwise
-//! n−1 questions and at least one answer.
+//! n−1 questions, at least one answer, and a word to those whose number is not needed any more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -40,17 +46,31 @@ struct Pool {
     free: BTreeSet<u32>,
     /// Grants that wait for numbers, in order.
     needs: VecDeque<(Stamp, u32)>,
+    /// Claims that wait to be granted.
+    hopes: BTreeMap<Stamp, u32>,
     /// What others lack.
-    owed: BTreeMap<SiteId, u32>,
+    owed: BTreeMap<SiteId, Lack>,
     /// What each other site was asked for and has not given.
-    asked: BTreeMap<SiteId, u32>,
+    asked: BTreeMap<SiteId, Lack>,
 }
+
+/// What a site lacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lack {
+    /// For grants.
+    needs: u32,
+    /// For claims that wait, oldest first.
+    hopes: Vec<(Stamp, u32)>,
+}
+
+/// Hopes that a site speaks of: those who wait longest. The others are far from being granted.
+const MAX_HOPES: usize = 16;
 
 /// What sites say to each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// The sender lacks so many; this replaces what it said before.
-    Want { pool: PoolId, count: u32 },
+    /// What the sender lacks; this replaces what it said before.
+    Want { pool: PoolId, lack: Lack },
     /// These are the receiver's from now on.
     Give { pool: PoolId, numbers: Vec<u32> },
 }
@@ -117,15 +137,25 @@ impl Names {
         (me..units).step_by(self.sites.len().max(1)).collect()
     }
 
-    /// A grant needs `count` numbers.
-    pub(crate) fn need(&mut self, pool: PoolId, claim: Stamp, count: u32, out: &mut Vec<Effect>) {
-        self.pool(pool).needs.push_back((claim, count));
+    /// A claim waits, and needs `count` numbers when it is granted.
+    pub(crate) fn hope(&mut self, pool: PoolId, claim: Stamp, count: u32, out: &mut Vec<Effect>) {
+        self.pool(pool).hopes.insert(claim, count);
         self.settle(pool, out);
     }
 
-    /// A grant ends before it got its numbers.
+    /// A grant needs `count` numbers.
+    pub(crate) fn need(&mut self, pool: PoolId, claim: Stamp, count: u32, out: &mut Vec<Effect>) {
+        let it = self.pool(pool);
+        it.hopes.remove(&claim);
+        it.needs.push_back((claim, count));
+        self.settle(pool, out);
+    }
+
+    /// A claim or a grant ends before it got its numbers.
     pub(crate) fn cancel(&mut self, pool: PoolId, claim: Stamp, out: &mut Vec<Effect>) {
-        self.pool(pool).needs.retain(|need| need.0 != claim);
+        let it = self.pool(pool);
+        it.hopes.remove(&claim);
+        it.needs.retain(|need| need.0 != claim);
         self.settle(pool, out);
     }
 
@@ -149,18 +179,18 @@ impl Names {
         let units = self.units.get(id.index())?.0;
         let pool = self.pool(id);
         match message {
-            Message::Want { count, .. } if count <= units => {
-                if count == 0 {
+            Message::Want { lack, .. } if lack.is_possible(units) => {
+                if lack == Lack::default() {
                     pool.owed.remove(&from);
                 } else {
-                    pool.owed.insert(from, count);
+                    pool.owed.insert(from, lack);
                 }
             }
             Message::Give { numbers, .. }
                 if numbers.iter().all(|number| *number < units && !pool.free.contains(number)) =>
             {
-                let asked = pool.asked.entry(from).or_default();
-                *asked = asked.saturating_sub(u32::try_from(numbers.len()).ok()?);
+                let count = u32::try_from(numbers.len()).ok()?;
+                pool.asked.entry(from).or_default().less(count);
                 pool.free.extend(numbers);
             }
             Message::Want { .. } | Message::Give { .. } => return None,
@@ -179,9 +209,8 @@ impl Names {
 
     /// Gives numbers to own grants, then to others, then asks for what is missing.
     fn settle(&mut self, id: PoolId, out: &mut Vec<Effect>) {
-        let others: Vec<SiteId> =
-            self.sites.iter().copied().filter(|&site| site != self.me).collect();
-        let pool = self.pool(id);
+        self.pool(id);
+        let Some(pool) = self.pools.get_mut(&id) else { return };
         while let Some(&(claim, count)) = pool.needs.front() {
             let Some(numbers) = pool.take(count) else { break };
             pool.needs.pop_front();
@@ -189,16 +218,17 @@ impl Names {
         }
         // Whoever lacks something here needs every free number itself.
         if pool.needs.is_empty() {
-            for (to, numbers) in pool.pay() {
+            while let Some((to, numbers)) = pool.pay() {
                 out.push(Effect::Send { to, message: Message::Give { pool: id, numbers } });
             }
         }
         let lack = pool.lack();
-        for to in others {
-            let asked = pool.asked.get(&to).copied().unwrap_or(0);
-            if lack > asked || (lack == 0 && asked > 0) {
-                pool.asked.insert(to, lack);
-                out.push(Effect::Send { to, message: Message::Want { pool: id, count: lack } });
+        for &to in self.sites.iter().filter(|&&site| site != self.me) {
+            let asked = pool.asked.entry(to).or_default();
+            if *asked != lack {
+                asked.clone_from(&lack);
+                let lack = lack.clone();
+                out.push(Effect::Send { to, message: Message::Want { pool: id, lack } });
             }
         }
     }
@@ -212,23 +242,65 @@ impl Pool {
         Some((0..count).filter_map(|_| self.free.pop_first()).collect())
     }
 
-    fn pay(&mut self) -> Vec<(SiteId, Vec<u32>)> {
-        let mut list = Vec::new();
-        while !self.free.is_empty()
-            && let Some((site, owed)) = self.owed.pop_first()
-        {
-            let count = owed.min(u32::try_from(self.free.len()).unwrap_or(u32::MAX));
-            list.push((site, self.take(count).unwrap_or_default()));
-            if owed > count {
-                self.owed.insert(site, owed - count);
+    /// Gives free numbers to one other site: for a grant, or for a claim that waits, if no older
+    /// one here hopes for them.
+    fn pay(&mut self) -> Option<(SiteId, Vec<u32>)> {
+        if self.free.is_empty() {
+            return None;
+        }
+        // Grants are before all hopes: they have no claim that is compared.
+        let first = |(&site, owed): (&SiteId, &Lack)| match owed.hopes.first() {
+            _ if owed.needs > 0 => Some((None, site, owed.needs)),
+            Some(&(claim, count)) => Some((Some(claim), site, count)),
+            None => None,
+        };
+        let (claim, site, count) = self.owed.iter().filter_map(first).min()?;
+        let mut spare = u32::try_from(self.free.len()).unwrap_or(u32::MAX);
+        let older = claim.map(|claim| self.hopes.range(..claim)).into_iter().flatten();
+        for (_, kept) in older {
+            spare = spare.saturating_sub(*kept);
+            if spare == 0 {
+                return None;
             }
         }
-        list
+        let count = count.min(spare);
+        let owed = self.owed.get_mut(&site)?;
+        owed.less(count);
+        if *owed == Lack::default() {
+            self.owed.remove(&site);
+        }
+        Some((site, self.take(count)?))
     }
 
-    fn lack(&self) -> u32 {
-        let need: u32 = self.needs.iter().map(|need| need.1).sum();
-        need.saturating_sub(u32::try_from(self.free.len()).unwrap_or(u32::MAX))
+    /// What is missing here: the free numbers are for grants, then for those who wait longest.
+    fn lack(&self) -> Lack {
+        let needs: u32 = self.needs.iter().map(|need| need.1).sum();
+        let hopes = self.hopes.iter().take(MAX_HOPES).map(|(&claim, &count)| (claim, count));
+        let mut lack = Lack { needs, hopes: hopes.collect() };
+        lack.less(u32::try_from(self.free.len()).unwrap_or(u32::MAX));
+        lack
+    }
+}
+
+impl Lack {
+    /// So many numbers are there now.
+    fn less(&mut self, mut count: u32) {
+        let mut meet = |wanted: &mut u32| {
+            let met = count.min(*wanted);
+            (count, *wanted) = (count - met, *wanted - met);
+        };
+        meet(&mut self.needs);
+        self.hopes.iter_mut().for_each(|hope| meet(&mut hope.1));
+        self.hopes.retain(|hope| hope.1 > 0);
+    }
+
+    /// Whether a correct site can lack that, in a pool of so many units.
+    fn is_possible(&self, units: u32) -> bool {
+        let counts = self.hopes.iter().map(|hope| hope.1);
+        self.needs <= units
+            && self.hopes.len() <= MAX_HOPES
+            && self.hopes.is_sorted_by(|a, b| a.0 < b.0)
+            && counts.clone().all(|count| (1..=units).contains(&count))
     }
 }
 
@@ -261,48 +333,62 @@ mod tests {
         let mut links: BTreeMap<(u16, u16), VecDeque<Message>> = BTreeMap::new();
         let mut held: BTreeMap<Stamp, Vec<u32>> = BTreeMap::new();
         let mut waiting: BTreeMap<Stamp, u32> = BTreeMap::new();
+        let mut hoping: BTreeMap<Stamp, u32> = BTreeMap::new();
         for time in 0..400_u64 {
             let site = u16::try_from(random(sites.into())).unwrap();
             let mut out = Vec::new();
             let granted = u32::try_from(held.values().map(Vec::len).sum::<usize>()).unwrap()
                 + waiting.values().sum::<u32>();
             let last_rounds = time > 300;
-            match random(3) {
-                0 if granted < units && !last_rounds => {
-                    let count = u32::try_from(random((units - granted).into())).unwrap() + 1;
+            let names = &mut names[usize::from(site)];
+            let mine = |claim: &&Stamp| claim.site.0 == site;
+            match random(5) {
+                0 if hoping.len() < 8 && !last_rounds => {
+                    let count = u32::try_from(random(units.into())).unwrap() + 1;
                     let claim = Stamp { time, site: SiteId(site) };
-                    waiting.insert(claim, count);
-                    names[usize::from(site)].need(POOL, claim, count, &mut out);
+                    hoping.insert(claim, count);
+                    names.hope(POOL, claim, count, &mut out);
                 }
                 1 if !last_rounds => {
-                    let mine = held.keys().find(|claim| claim.site.0 == site).copied();
-                    if let Some(claim) = mine {
+                    // Not always in order: nothing may depend on that.
+                    let claim = hoping.keys().find(mine).copied();
+                    let fits = |claim: &Stamp| hoping[claim] <= units - granted;
+                    if let Some(claim) = claim.filter(fits) {
+                        let count = hoping.remove(&claim).unwrap();
+                        waiting.insert(claim, count);
+                        names.need(POOL, claim, count, &mut out);
+                    }
+                }
+                2 if !last_rounds => {
+                    if let Some(claim) = held.keys().find(mine).copied() {
                         let numbers = held.remove(&claim).unwrap();
-                        names[usize::from(site)].free(POOL, &numbers, &mut out);
+                        names.free(POOL, &numbers, &mut out);
                     } else if let Some(claim) =
-                        waiting.keys().find(|claim| claim.site.0 == site).copied()
+                        waiting.keys().chain(hoping.keys()).find(mine).copied()
                         && random(2) == 0
                     {
                         waiting.remove(&claim);
-                        names[usize::from(site)].cancel(POOL, claim, &mut out);
+                        hoping.remove(&claim);
+                        names.cancel(POOL, claim, &mut out);
                     }
                 }
                 _ => {
                     let from = u16::try_from(random(sites.into())).unwrap();
                     let message = links.get_mut(&(from, site)).and_then(VecDeque::pop_front);
                     if let Some(message) = message {
-                        let received =
-                            names[usize::from(site)].receive(SiteId(from), message, &mut out);
-                        assert_eq!(received, Some(()));
+                        assert_eq!(names.receive(SiteId(from), message, &mut out), Some(()));
                     }
                 }
             }
             carry(site, out, &mut links, &mut held, &mut waiting);
         }
-        // Deliver what is left.
+        // Deliver what is left; it comes to an end, although some still hope.
+        let mut left = 0;
         while let Some((&(from, to), message)) =
             links.iter_mut().find_map(|(key, link)| Some((key, link.pop_front()?)))
         {
+            left += 1;
+            assert!(left < 1000, "seed {seed}: numbers are passed on for ever");
             let mut out = Vec::new();
             names[usize::from(to)].receive(SiteId(from), message, &mut out).unwrap();
             carry(to, out, &mut links, &mut held, &mut waiting);
@@ -336,13 +422,52 @@ mod tests {
         }
     }
 
+    fn lack(needs: u32, hopes: &[(u64, u32)]) -> Lack {
+        let stamp = |time| Stamp { time, site: SiteId(1) };
+        Lack { needs, hopes: hopes.iter().map(|&(time, count)| (stamp(time), count)).collect() }
+    }
+
+    /// The number is there before the grant that needs it.
+    #[test]
+    fn a_hope_is_met_by_the_next_release() {
+        let mut names: Vec<Names> =
+            (0..3).map(|i| Names::new(SiteId(i), 3, vec![Units(1)])).collect();
+        let stamp = |time, site| Stamp { time, site: SiteId(site) };
+        let mut out = Vec::new();
+        names[0].need(POOL, stamp(1, 0), 1, &mut out);
+        let named = Effect::Named { claim: stamp(1, 0), pool: POOL, numbers: vec![0] };
+        assert_eq!(std::mem::take(&mut out), [named]);
+        // The younger one is heard of first.
+        for (time, site) in [(3, 1), (2, 2)] {
+            let mut said = Vec::new();
+            names[usize::from(site)].hope(POOL, stamp(time, site), 1, &mut said);
+            let want = Lack { needs: 0, hopes: vec![(stamp(time, site), 1)] };
+            let want = Message::Want { pool: POOL, lack: want };
+            assert!(said.contains(&Effect::Send { to: SiteId(0), message: want.clone() }));
+            assert_eq!(names[0].receive(SiteId(site), want, &mut out), Some(()));
+        }
+        assert_eq!(out, []);
+        names[0].free(POOL, &[0], &mut out);
+        let give = Message::Give { pool: POOL, numbers: vec![0] };
+        assert_eq!(out, [Effect::Send { to: SiteId(2), message: give.clone() }]);
+        out.clear();
+        names[2].receive(SiteId(0), give, &mut out).unwrap();
+        out.clear();
+        names[2].need(POOL, stamp(2, 2), 1, &mut out);
+        let named = Effect::Named { claim: stamp(2, 2), pool: POOL, numbers: vec![0] };
+        assert_eq!(out, [named]);
+    }
+
     #[test]
     fn nonsense_is_refused() {
         let mut names = Names::new(SiteId(0), 2, vec![Units(2)]);
         let mut out = Vec::new();
         let wrong = [
-            Message::Want { pool: PoolId(9), count: 1 },
-            Message::Want { pool: POOL, count: 3 },
+            Message::Want { pool: PoolId(9), lack: lack(1, &[]) },
+            Message::Want { pool: POOL, lack: lack(3, &[]) },
+            Message::Want { pool: POOL, lack: lack(0, &[(1, 3)]) },
+            Message::Want { pool: POOL, lack: lack(0, &[(1, 0)]) },
+            Message::Want { pool: POOL, lack: lack(0, &[(2, 1), (1, 1)]) },
             Message::Give { pool: POOL, numbers: vec![2] },
             Message::Give { pool: POOL, numbers: vec![0] },
         ];

@@ -30,12 +30,13 @@ fn bytes<const N: usize>() -> [u8; N] {
     POOL.with_borrow_mut(|pool| {
         if pool.len() < N {
             // Ids are made for every grant; the system is asked once for many.
-            let mut fresh = vec![0; 4096];
-            getrandom::fill(&mut fresh).expect("the system has randomness once it is up");
-            *pool = fresh;
+            pool.resize(4096, 0);
+            getrandom::fill(pool).expect("the system has randomness once it is up");
         }
         let mut bytes = [0; N];
-        bytes.copy_from_slice(&pool.split_off(pool.len() - N));
+        let rest = pool.len() - N;
+        bytes.copy_from_slice(&pool[rest..]);
+        pool.truncate(rest);
         bytes
     })
 }

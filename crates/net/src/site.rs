@@ -45,6 +45,7 @@ use self::tallies::Tallies;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, Durability, PoolConfig};
+use crate::fast::Outbox;
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::Plan;
@@ -569,16 +570,17 @@ impl Site {
             | Call::PlanSemaphore { .. }
             | Call::Leave(_) => None,
         };
-        self.peers().next().is_none() || home == Some(self.0.config.me())
+        home == Some(self.0.config.me()) || self.peers().next().is_none()
     }
 
-    /// Calls that the site task can answer alone; the answers come through the channel.
+    /// Calls that the site task can answer alone; the answers go to the outbox.
     pub(crate) async fn call_many(
         &self,
         list: Vec<(u64, Call)>,
-        answers: mpsc::Sender<crate::fast::Numbered>,
+        outbox: &Arc<Outbox>,
     ) -> io::Result<()> {
-        self.command(Command::Calls { list, answers }).await.map_err(io::Error::other)
+        let outbox = Arc::clone(outbox);
+        self.command(Command::Calls { list, outbox }).await.map_err(io::Error::other)
     }
 
     /// A call that another site may have to answer.

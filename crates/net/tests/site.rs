@@ -408,7 +408,7 @@ async fn many_calls_share_one_fast_connection() {
             for _ in 0..5 {
                 let spec = want(&[("gpu", 1)]);
                 let lease = fast[number % 2].acquire(&spec).await.unwrap();
-                let unit = lease.units[0].1[0].clone();
+                let unit = lease.units["gpu"][0].clone();
                 assert!(used.lock().unwrap().insert(unit.clone()), "{unit} twice");
                 fast[1 - number % 2].renew(&lease.id).await.unwrap();
                 used.lock().unwrap().remove(&unit);

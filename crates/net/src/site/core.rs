@@ -16,19 +16,21 @@ mod requests;
 mod rota;
 mod semaphores;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::epoch::Tally;
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
+use rustc_hash::FxHashMap;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::api::{self, Answer, Call, Hold, State};
 use crate::boottime::{Alarm, Moment};
 use crate::config::{Config, PoolConfig, SemaphoreConfig};
-use crate::engine::{Engine, Move, Outcome};
-use crate::fast::Numbered;
+use crate::engine::{self, Engine, Move, Outcome};
+use crate::fast::Outbox;
 use crate::link::{Event, Mesh};
 use crate::names::{self, Names};
 use crate::plan::Plan;
@@ -72,7 +74,7 @@ pub(crate) enum Command {
     /// Calls of one fast client.
     Calls {
         list: Vec<(u64, Call)>,
-        answers: mpsc::Sender<Numbered>,
+        outbox: Arc<Outbox>,
     },
     Call {
         call: Call,
@@ -181,10 +183,11 @@ pub(crate) struct Core {
     /// Since when members of gangs are away.
     away: HashMap<SiteId, Moment>,
 
-    pub(super) requests: HashMap<u64, Request>,
+    /// By keys of this site's own: nobody can choose them to collide.
+    pub(super) requests: FxHashMap<u64, Request>,
     by_id: HashMap<Arc<str>, u64>,
     /// Stamps are unique within an engine: some protocols keep a clock of their own.
-    by_claim: HashMap<(usize, Stamp), u64>,
+    by_claim: FxHashMap<(usize, Stamp), u64>,
     by_lease: HashMap<Arc<str>, u64>,
     ended: VecDeque<u64>,
     /// Ids that other sites are being asked about.
@@ -214,6 +217,8 @@ pub(crate) struct Core {
 struct Running {
     kind: Kind,
     engine: Box<dyn Engine>,
+    /// It does not say which units it grants: that is for the names.
+    counts: bool,
     names: Names,
     /// The site's number of each of its pools, or semaphores.
     pools: Vec<usize>,
@@ -221,6 +226,20 @@ struct Running {
     open: bool,
     /// What was last known of its tokens, where this site looks after them.
     sound: Option<bool>,
+}
+
+impl Running {
+    fn new(
+        kind: Kind,
+        engine: Box<dyn Engine>,
+        names: Names,
+        pools: Vec<usize>,
+        open: bool,
+    ) -> Self {
+        // Those that heal name their units, too, but count none of them as idle.
+        let counts = engine.idle_units().is_none() && !engine::heals(kind);
+        Self { kind, engine, counts, names, pools, open, sound: None }
+    }
 }
 
 pub(crate) struct Pool {
@@ -263,6 +282,8 @@ impl Pool {
 pub(crate) struct Request {
     pub(super) id: Arc<str>,
     pub(super) want: Vec<(usize, u32)>,
+    /// The same, by the names of the pools.
+    pub(super) asked: Arc<api::Want>,
     pub(super) owner: Option<Arc<str>>,
     pub(super) reason: Option<Arc<str>>,
     ttl: Duration,
@@ -270,7 +291,7 @@ pub(crate) struct Request {
     /// Must not wait.
     once: bool,
     pub(super) state: State,
-    pub(super) cause: Option<String>,
+    pub(super) cause: Option<Cow<'static, str>>,
     pub(super) submitted: Moment,
     pub(super) waited: Duration,
     parts: Vec<Part>,
@@ -312,6 +333,8 @@ pub(crate) struct Lease {
     pub(super) status: Status,
     /// Units by the site's number of the pool.
     pub(super) units: BTreeMap<usize, Vec<u32>>,
+    /// The same, by names.
+    pub(super) names: Arc<api::Units>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,7 +365,7 @@ enum Told {
 enum Responder {
     Local(oneshot::Sender<Result<Answer, api::Error>>),
     Peer(SiteId, u64),
-    Fast(u64, mpsc::Sender<Numbered>),
+    Fast(u64, Arc<Outbox>),
 }
 
 enum Timer {
@@ -426,9 +449,9 @@ impl Core {
             leaving: HashMap::new(),
             tallies: None,
             earlier: Some(BTreeMap::new()),
-            requests: HashMap::new(),
+            requests: FxHashMap::default(),
             by_id: HashMap::new(),
-            by_claim: HashMap::new(),
+            by_claim: FxHashMap::default(),
             by_lease: HashMap::new(),
             ended: VecDeque::new(),
             reserved: HashMap::new(),

@@ -1,25 +1,24 @@
 //! What the site task shows of itself.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::Stamp;
 
 use crate::api::{self, Answer, Hold, OnExpiry, State, UsedUnit};
 use crate::boottime::Moment;
+use crate::fast::{FastAnswer, FastLease};
 use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
 
 /// Waiting requests of one pool from which on it is a crowd.
 const CROWD: usize = 256;
 
 impl Core {
-    pub(super) fn want_view(&self, request: &Request) -> api::Want {
-        let want = request.want.iter();
-        want.map(|&(pool, units)| (self.pools[pool].name.to_string(), units)).collect()
-    }
-
-    pub(super) fn units_view(&self, lease: &Lease) -> BTreeMap<String, Vec<String>> {
-        let units = lease.units.iter().map(|(&pool, numbers)| {
+    /// Units by names.
+    pub(super) fn units_view(&self, units: &BTreeMap<usize, Vec<u32>>) -> api::Units {
+        let units = units.iter().map(|(&pool, numbers)| {
             let pool = &self.pools[pool];
             let names = numbers.iter().map(|&number| pool.config.unit_name(number)).collect();
             (pool.name.to_string(), names)
@@ -33,7 +32,7 @@ impl Core {
         Some(api::Lease {
             id: lease.id.to_string(),
             request: request.id.to_string(),
-            units: self.units_view(lease),
+            units: api::Units::clone(&lease.names),
             fence: lease.fence,
             ttl_ms: millis(lease.ttl),
             expires_in_ms: millis(self.expires_in(lease, now)),
@@ -44,6 +43,19 @@ impl Core {
             reason: request.reason.as_ref().map(ToString::to_string),
             held_ms: millis(now.since(lease.since)),
         })
+    }
+
+    /// What a fast client is told of a request: nothing of others.
+    pub(super) fn fast_view(&self, request: &Request) -> FastAnswer {
+        let lease = request.lease.as_ref().map(|lease| FastLease {
+            id: Arc::clone(&lease.id),
+            units: Arc::clone(&lease.names),
+            fence: lease.fence,
+            ttl_ms: millis(lease.ttl),
+            expires_in_ms: millis(self.expires_in(lease, Moment::now())),
+        });
+        let (id, cause) = (Arc::clone(&request.id), self.cause_view(request));
+        FastAnswer::Request { id, state: request.state, cause, lease }
     }
 
     /// How long a holder may rely on its lease: never longer than on the site.
@@ -69,17 +81,24 @@ impl Core {
         api::Request {
             id: request.id.to_string(),
             state: request.state,
-            want: self.want_view(request),
+            want: api::Want::clone(&request.asked),
             owner: request.owner.as_ref().map(ToString::to_string),
             reason: request.reason.as_ref().map(ToString::to_string),
             position,
             blocked_by,
             lease: self.lease_view(request),
-            cause: request.cause.clone().or_else(|| self.obstacle().filter(|_| queued)),
+            cause: self.cause_view(request).map(Cow::into_owned),
             site: self.site.to_string(),
             waited_ms: millis(waited),
             claim,
         }
+    }
+
+    /// Why a request ended, or what stands in its way beside the blockers.
+    pub(super) fn cause_view(&self, request: &Request) -> Option<Cow<'static, str>> {
+        let queued = request.state == State::Queued;
+        let obstacle = || self.obstacle().filter(|_| queued).map(Cow::Owned);
+        request.cause.clone().or_else(obstacle)
     }
 
     /// Waiting requests of this site that are older and want one of the same pools.
@@ -143,7 +162,7 @@ impl Core {
                 Some(api::Request {
                     id: request.id.to_string(),
                     state: request.state,
-                    want: self.want_view(request),
+                    want: api::Want::clone(&request.asked),
                     owner: request.owner.as_ref().map(ToString::to_string),
                     reason: request.reason.as_ref().map(ToString::to_string),
                     position: None,

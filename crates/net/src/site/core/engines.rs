@@ -33,14 +33,9 @@ impl Core {
             self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
             self.pools.push(Pool { engine: number, id, ..Pool::new(name, config) });
         }
-        self.engines.push(Running {
-            kind,
-            engine,
-            names: Names::new(self.me, sites, units),
-            pools: (first..first + count).collect(),
-            open,
-            sound: None,
-        });
+        let names = Names::new(self.me, sites, units);
+        let pools = (first..first + count).collect();
+        self.engines.push(Running::new(kind, engine, names, pools, open));
         self.set_alarm(number);
     }
 
@@ -75,7 +70,7 @@ impl Core {
             warn!("{cause}: units are missing, doubled or not counted; this heals by itself");
         }
         let happening = self.happening(event, None);
-        self.record(api::Happening { cause: Some(cause), ..happening });
+        self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }
 
     /// Garbles a pool's protocol, for tests.
@@ -89,7 +84,7 @@ impl Core {
         warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
         self.engines[number].engine.scramble(&mut random::number);
         let happening = self.happening("corrupted", None);
-        self.record(api::Happening { cause: Some(format!("pool {name}")), ..happening });
+        self.record(api::Happening { cause: Some(format!("pool {name}").into()), ..happening });
         self.watch_soundness(number);
         Ok(())
     }
@@ -144,7 +139,7 @@ impl Core {
             pool.waiting.insert((claim, key));
         }
         self.by_claim.insert((engine, claim), key);
-        self.step(engine, Move::Claim { claim, demand });
+        self.step(engine, Move::Claim { claim, demand: demand.clone() });
         // Whoever has somebody in front waits for certain, and is told so at once. Grants stand in
         // the list of things to do, so they have to be looked for.
         let granted = self
@@ -160,13 +155,28 @@ impl Core {
                 .explain(claim)
                 .iter()
                 .any(|blocker| blocker.claim.is_some());
-        if !sure {
-            return;
+        let once = self.requests.get(&key).is_some_and(|request| request.once);
+        if sure && once {
+            return self.end(key, State::Failed, "busy");
         }
-        if self.requests.get(&key).is_some_and(|request| request.once) {
-            self.end(key, State::Failed, "busy");
-        } else {
+        if self.engines[engine].counts {
+            for (pool, units) in demand.parts() {
+                self.engines[engine].names.hope(pool, claim, units.0, &mut self.effects);
+            }
+            self.take_names(engine);
+        }
+        if sure {
             self.tell(key, true);
+        }
+    }
+
+    /// A claim waits no more, and needs no numbers.
+    fn stop_hoping(&mut self, engine: usize, claim: Stamp, demand: &Demand) {
+        if self.engines[engine].counts {
+            for pool in demand.pools() {
+                self.engines[engine].names.cancel(pool, claim, &mut self.effects);
+            }
+            self.take_names(engine);
         }
     }
 
@@ -329,9 +339,10 @@ impl Core {
                 let demand = part.demand.clone();
                 part.claim = None;
                 self.leave_queue(key, claim, engine, &demand);
+                self.stop_hoping(engine, claim, &demand);
             }
             self.by_claim.remove(&(engine, claim));
-            self.end(key, State::Failed, &reason.to_string());
+            self.end(key, State::Failed, reason.to_string());
         }
     }
 
@@ -355,6 +366,7 @@ impl Core {
         self.by_claim.remove(&(engine, claim));
         self.leave_queue(key, claim, engine, &part.demand);
         if !part.granted {
+            self.stop_hoping(engine, claim, &part.demand);
             self.todo.push_back(Todo::Move(engine, Move::Withdraw { claim }));
             return;
         }

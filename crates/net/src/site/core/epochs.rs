@@ -436,7 +436,7 @@ impl Core {
     }
 
     /// Ends all leases: nobody may rely on them any more.
-    fn lose_leases(&mut self, cause: &str) {
+    fn lose_leases(&mut self, cause: &'static str) {
         let held = self.requests.iter().filter(|it| it.1.state == State::Granted);
         let held: Vec<u64> = held.map(|it| *it.0).collect();
         for key in held {

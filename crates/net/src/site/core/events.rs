@@ -64,20 +64,19 @@ impl Core {
         Answer::Events { next: self.happened - left as u64, list }
     }
 
-    pub(super) fn happening(&self, event: &str, key: Option<u64>) -> api::Happening {
+    pub(super) fn happening(&self, event: &'static str, key: Option<u64>) -> api::Happening {
         let request = key.and_then(|key| self.requests.get(&key));
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let lease = request.and_then(|request| request.lease.as_ref());
-        let text = |text: &Option<Arc<str>>| text.as_ref().map(ToString::to_string);
         api::Happening {
             at_ms: millis(since),
-            event: event.to_owned(),
-            site: self.site.to_string(),
-            request: request.map(|request| request.id.to_string()),
-            owner: request.and_then(|request| text(&request.owner)),
-            reason: request.and_then(|request| text(&request.reason)),
-            want: request.map(|request| self.want_view(request)).unwrap_or_default(),
-            units: lease.map(|lease| self.units_view(lease)).unwrap_or_default(),
+            event: event.into(),
+            site: Arc::clone(&self.site),
+            request: request.map(|request| Arc::clone(&request.id)),
+            owner: request.and_then(|request| request.owner.clone()),
+            reason: request.and_then(|request| request.reason.clone()),
+            want: request.map(|request| Arc::clone(&request.asked)).unwrap_or_default(),
+            units: lease.map(|lease| Arc::clone(&lease.names)).unwrap_or_default(),
             fence: lease.map(|lease| lease.fence),
             waited_ms: request.map(|request| millis(request.waited)),
             held_ms: None,

@@ -5,6 +5,7 @@
 //! ends, or is not renewed any more; and members that are started on hosts of their own meet at the
 //! first member's site before that request is made, and leave together.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ impl Core {
             if now.since(since) >= AWAY {
                 let text = format!("member {name} of the gang is lost: its site does not answer");
                 if queued {
-                    return self.end(key, State::Failed, &text);
+                    return self.end(key, State::Failed, text);
                 }
                 // Whoever works is told at its next renewal, and stops before the lease ends.
                 if let Some(request) = self.requests.get_mut(&key) {
@@ -277,7 +278,7 @@ impl Core {
         } else {
             rally.here.remove(member);
             if let Some(key) = rally.request.take() {
-                self.end(key, State::Cancelled, &format!("member {member} gave up"));
+                self.end(key, State::Cancelled, format!("member {member} gave up"));
             }
             self.rally_news(name, None);
         }
@@ -313,15 +314,14 @@ impl Core {
                 let text = format!("member {} of the gang was not heard of", stale[0]);
                 rally.request = None;
                 rally.here.retain(|member, _| !stale.contains(member));
-                self.end(key, State::Cancelled, &text);
+                self.end(key, State::Cancelled, text);
                 self.rally_news(name, None);
             }
             (Some(State::Queued), _) => {}
             (Some(_), _) | (None, Some(_)) => {
                 // It ended otherwise: those who ask are told, until nobody does.
-                rally
-                    .lost
-                    .get_or_insert_with(|| cause.unwrap_or_else(|| "its request is over".into()));
+                let text = cause.unwrap_or(Cow::Borrowed("its request is over")).into_owned();
+                rally.lost.get_or_insert(text);
                 rally.here.retain(|member, _| !stale.contains(member));
                 if rally.here.keys().all(|member| rally.done.contains(member)) {
                     self.end_rally(name);

@@ -1,5 +1,7 @@
 //! What comes in: from peers, from clients of this process, from other sites.
 
+use std::sync::Arc;
+
 use kofm_core::{Clock, SiteId};
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
@@ -8,6 +10,7 @@ use super::plans::Edit;
 use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
 use crate::engine::Move;
+use crate::fast::FastAnswer;
 use crate::link::{Event, Payload};
 use crate::session::Broken;
 
@@ -41,7 +44,7 @@ impl Core {
         warn!("{text}");
         self.metrics.peer_resets += 1;
         let happening = self.happening("peer-reset", None);
-        self.record(api::Happening { cause: Some(text), ..happening });
+        self.record(api::Happening { cause: Some(text.into()), ..happening });
     }
 
     pub(super) fn on_payload(&mut self, from: SiteId, payload: Payload) {
@@ -111,9 +114,9 @@ impl Core {
     pub(super) fn on_command(&mut self, command: Command) {
         match command {
             Command::Call { call, reply } => self.on_call(call, Responder::Local(reply)),
-            Command::Calls { list, answers } => {
+            Command::Calls { list, outbox } => {
                 for (number, call) in list {
-                    self.on_call(call, Responder::Fast(number, answers.clone()));
+                    self.on_call(call, Responder::Fast(number, Arc::clone(&outbox)));
                 }
             }
             Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
@@ -151,14 +154,14 @@ impl Core {
                     let engine = self.pools[pool].engine;
                     self.engines[engine].open = true;
                     let happening = self.happening("pool", None);
-                    self.record(api::Happening { cause: Some(name), ..happening });
+                    self.record(api::Happening { cause: Some(name.into()), ..happening });
                 }
             }
             Command::LimitPool { name, limit } => {
                 if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
                     self.pools[pool].limit = limit;
                     let happening = self.happening("pool", None);
-                    let cause = Some(format!("{name} has {limit} units"));
+                    let cause = Some(format!("{name} has {limit} units").into());
                     self.record(api::Happening { cause, ..happening });
                 }
             }
@@ -273,10 +276,7 @@ impl Core {
             Responder::Local(reply) => {
                 reply.send(answer).ok();
             }
-            // There is a slot for every open call, so this fails only when the client is gone.
-            Responder::Fast(number, answers) => {
-                answers.try_send((number, answer)).ok();
-            }
+            Responder::Fast(number, outbox) => outbox.put(number, &FastAnswer::new(answer)),
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
                 self.mesh.send(peer, &Payload::Answer { number, body }).ok();

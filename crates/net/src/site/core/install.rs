@@ -132,7 +132,7 @@ impl Core {
         info!("{text}");
         self.metrics.epoch_changes += 1;
         let happening = self.happening("epoch", None);
-        self.record(api::Happening { cause: Some(text), ..happening });
+        self.record(api::Happening { cause: Some(text.into()), ..happening });
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
@@ -167,7 +167,7 @@ impl Core {
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
                 let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+                self.engines.push(Running::new(kind, engine, names, pools, true));
                 continue;
             }
             let mut pools = Vec::new();
@@ -194,7 +194,7 @@ impl Core {
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running { kind, engine, names, pools, open: true, sound: None });
+            self.engines.push(Running::new(kind, engine, names, pools, true));
         }
         for number in alarms {
             self.set_alarm(number);
@@ -238,7 +238,8 @@ impl Core {
                 }
             }
             let gone = request.want.iter().any(|want| self.pools[want.0].gone);
-            if (lost || gone) && !request.parts.is_empty() {
+            let open = request.state == State::Queued || !request.parts.is_empty();
+            if (lost || gone) && open {
                 ended.push((key, request.state));
             }
         }

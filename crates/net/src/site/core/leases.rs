@@ -1,5 +1,6 @@
 //! Leases: given, renewed, over.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use kofm_core::Demand;
 use tracing::{error, warn};
 
 use super::requests::unknown_request;
-use super::{Core, Lease, MAX_TTL, Status, Timer, Todo};
+use super::{Core, Lease, MAX_TTL, Request, Status, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, OnExpiry, State};
 use crate::boottime::Moment;
 use crate::engine::Move;
@@ -24,20 +25,19 @@ impl Core {
             self.todo.push_front(Todo::Grant(key));
             return self.check_lease(now);
         }
-        if self.requests.get(&key).is_none_or(|request| request.state != State::Queued) {
-            return;
-        }
+        let queued = |it: &&Request| it.state == State::Queued;
+        let Some(request) = self.requests.get(&key).filter(queued) else { return };
         // Later than whatever this site has heard of, so later than the last use of any of these
         // units: a fence.
         self.clock.fence += 1;
         let (fence, epoch) = (self.clock.fence, self.epoch());
-        let Some(request) = self.requests.get_mut(&key) else { return };
         let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for part in &request.parts {
             for (pool, numbers) in &part.numbers {
                 units.insert(self.engines[part.engine].pools[pool.index()], numbers.clone());
             }
         }
+        let names = Arc::new(self.units_view(&units));
         for (pool, numbers) in &units {
             for number in numbers {
                 if let Some(other) = self.pools[*pool].used.insert(*number, key) {
@@ -48,6 +48,7 @@ impl Core {
             }
         }
         let id: Arc<str> = format!("L{}-{}", self.me.0, random::hex::<16>()).into();
+        let Some(request) = self.requests.get_mut(&key) else { return };
         request.state = State::Granted;
         request.waited = now.since(request.submitted);
         if let Some(timer) = request.deadline.take() {
@@ -62,6 +63,7 @@ impl Core {
             since: now,
             timer: None,
             status: Status::Live,
+            names,
             units,
         });
         self.queued -= 1;
@@ -182,7 +184,7 @@ impl Core {
         self.metrics.expired += 1;
         if kept.is_empty() {
             let doom = self.requests.get(&key).and_then(|request| request.doom.clone());
-            let cause = doom.as_deref().unwrap_or("not renewed in time");
+            let cause = doom.map_or(Cow::Borrowed("not renewed in time"), Cow::Owned);
             return self.end(key, State::Expired, cause);
         }
         self.keep_back(key, &kept);
@@ -226,6 +228,7 @@ impl Core {
         let Some(request) = self.requests.get_mut(&key) else { return };
         let Some(lease) = request.lease.as_mut() else { return };
         let Some(numbers) = lease.units.remove(&pool) else { return };
+        Arc::make_mut(&mut lease.names).remove(&*self.pools[pool].name);
         let Some(part) = request.parts.iter_mut().find(|part| part.engine == engine) else {
             return;
         };

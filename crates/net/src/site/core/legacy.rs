@@ -8,7 +8,7 @@ use kofm_core::epoch::Record;
 use tracing::{error, info};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
-use crate::api::{Hold, State};
+use crate::api::{Hold, State, Want};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::plan::Plan;
@@ -43,7 +43,7 @@ impl Core {
         Some(Saved {
             lease: lease.id.to_string(),
             request: request.id.to_string(),
-            want: self.want_view(request),
+            want: Want::clone(&request.asked),
             owner: text(&request.owner),
             reason: text(&request.reason),
             ttl: lease.ttl,
@@ -207,11 +207,13 @@ impl Core {
                 since: Moment::from_nanos(saved.since).min(now),
                 timer: Some(timer),
                 status: Status::Live,
+                names: Arc::new(self.units_view(&units)),
                 units,
             };
             let request = Request {
                 id,
                 want,
+                asked: Arc::new(saved.want),
                 owner: saved.owner.map(Into::into),
                 reason: saved.reason.map(Into::into),
                 ttl: saved.ttl,

@@ -1,5 +1,6 @@
 //! Requests: made, watched, ended.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,8 +133,10 @@ impl Core {
         });
         let request = Request {
             id: Arc::clone(&id),
-            parts: self.parts_of(&want),
+            // Made when it claims.
+            parts: Vec::new(),
             want,
+            asked: Arc::new(spec.want),
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
             ttl: if heals { ttl.min(MAX_HEALING_TTL) } else { ttl },
@@ -166,8 +169,7 @@ impl Core {
     pub(super) fn watch_key(&mut self, key: u64, wait: Duration, told: Told, reply: Responder) {
         let queued = self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
         if !queued || wait.is_zero() {
-            let answer = self.submitted_answer(key, told);
-            return self.respond(reply, answer);
+            return self.answer_submitted(key, told, reply);
         }
         let moment = Moment::now().after(wait.min(MAX_WATCH));
         let timer = self.start_timer(moment, Timer::Watch(key));
@@ -176,19 +178,24 @@ impl Core {
         if request.watchers.len() > MAX_WATCHERS {
             let oldest = request.watchers.remove(0);
             self.timers.remove(&oldest.timer);
-            let answer = self.submitted_answer(key, oldest.told);
-            self.respond(oldest.reply, answer);
+            self.answer_submitted(key, oldest.told, oldest.reply);
         }
     }
 
-    /// The answer to somebody who submitted: a try that failed is an error there.
-    pub(super) fn submitted_answer(&self, key: u64, told: Told) -> Result<Answer, api::Error> {
-        let Some(request) = self.requests.get(&key) else { return Err(unknown_request("?")) };
+    /// Answers somebody who submitted or watches: to who submitted, a try that failed is an error.
+    fn answer_submitted(&self, key: u64, told: Told, reply: Responder) {
+        let Some(request) = self.requests.get(&key) else {
+            return self.respond(reply, Err(unknown_request("?")));
+        };
         if told != Told::News && request.once && request.state == State::Failed {
             let text = "the units are not free; leave out `wait` to queue for them";
-            return Err(api::Error::new(Code::Busy, text));
+            return self.respond(reply, Err(api::Error::new(Code::Busy, text)));
         }
-        Ok(Answer::Request(Box::new(self.request_view(key, request, told != Told::News))))
+        if let Responder::Fast(number, outbox) = reply {
+            return outbox.put(number, &self.fast_view(request));
+        }
+        let view = self.request_view(key, request, told != Told::News);
+        self.respond(reply, Ok(Answer::Request(Box::new(view))));
     }
 
     pub(super) fn answer_watcher(&mut self, key: u64, number: u64) {
@@ -197,8 +204,7 @@ impl Core {
             return;
         };
         let watcher = request.watchers.swap_remove(place);
-        let answer = self.submitted_answer(key, watcher.told);
-        self.respond(watcher.reply, answer);
+        self.answer_submitted(key, watcher.told, watcher.reply);
     }
 
     /// Tells everybody who watches, or only those who submitted.
@@ -210,8 +216,7 @@ impl Core {
         request.watchers = rest;
         for watcher in told {
             self.timers.remove(&watcher.timer);
-            let answer = self.submitted_answer(key, watcher.told);
-            self.respond(watcher.reply, answer);
+            self.answer_submitted(key, watcher.told, watcher.reply);
         }
         if !only_submitted {
             self.tell_rally(key);
@@ -244,11 +249,12 @@ impl Core {
     }
 
     /// Ends a request, whatever it has or waits for.
-    pub(super) fn end(&mut self, key: u64, state: State, cause: &str) {
+    pub(super) fn end(&mut self, key: u64, state: State, cause: impl Into<Cow<'static, str>>) {
+        let cause = cause.into();
         let Some(request) = self.requests.get_mut(&key) else { return };
         let was = request.state;
         request.state = state;
-        request.cause = Some(cause.to_owned());
+        request.cause = Some(cause.clone());
         let parts = std::mem::take(&mut request.parts);
         let (lease, deadline) = (request.lease.take(), request.deadline.take());
         let now = Moment::now();
@@ -274,7 +280,7 @@ impl Core {
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
         happening.held_ms = held.map(millis);
-        happening.cause = Some(cause.to_owned());
+        happening.cause = Some(cause);
         self.record(happening);
         self.tell(key, false);
         self.ended.push_back(key);

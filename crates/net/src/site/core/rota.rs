@@ -490,7 +490,7 @@ impl Core {
         let Some(sitter) = rota.by_claim(claim) else { return };
         sitter.work = Some(Work { gang: gang.clone(), units: names, fence, lease });
         let happening = self.happening("gang", None);
-        let cause = Some(format!("{gang} works, by the rota"));
+        let cause = Some(format!("{gang} works, by the rota").into());
         self.record(api::Happening { cause, ..happening });
     }
 

@@ -16,6 +16,7 @@ use crate::api::{self, Answer, Code, Head, SemaphoreShare, Taken};
 use crate::boottime::Moment;
 use crate::config::{MAX_SEMAPHORES, SemaphoreConfig};
 use crate::engine::{self, Move};
+use crate::fast::FastAnswer;
 use crate::names::Names;
 use crate::plan::{Plan, kinds};
 
@@ -74,7 +75,7 @@ impl Responder {
     fn is_gone(&self) -> bool {
         match self {
             Self::Local(reply) => reply.is_closed(),
-            Self::Fast(_, answers) => answers.is_closed(),
+            Self::Fast(_, outbox) => outbox.is_closed(),
             Self::Peer(..) => false,
         }
     }
@@ -84,8 +85,7 @@ impl Responder {
         match self {
             // A client that is gone needs no answer.
             Self::Local(reply) => drop(reply.send(answer)),
-            // There is a slot for every open call, so this fails only when the client is gone.
-            Self::Fast(number, answers) => drop(answers.try_send((number, answer))),
+            Self::Fast(number, outbox) => outbox.put(number, &FastAnswer::new(answer)),
             Self::Peer(..) => {}
         }
     }
@@ -118,14 +118,9 @@ impl Core {
             self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
             self.semaphores.push(Semaphore::new(name, config, number, id));
         }
-        self.engines.push(Running {
-            kind,
-            engine,
-            names: Names::new(self.me, sites, Vec::new()),
-            pools: (first..first + count).collect(),
-            open,
-            sound: None,
-        });
+        let names = Names::new(self.me, sites, Vec::new());
+        let pools = (first..first + count).collect();
+        self.engines.push(Running::new(kind, engine, names, pools, open));
         self.set_alarm(number);
     }
 
@@ -152,7 +147,7 @@ impl Core {
     pub(super) fn open_semaphore(&mut self, name: &str, new: bool) {
         let Some(&semaphore) = self.semaphore_by_name.get(name) else { return };
         let Semaphore { engine, ref config, .. } = self.semaphores[semaphore];
-        let cause = Some(format!("{name} begins with {}", config.value));
+        let cause = Some(format!("{name} begins with {}", config.value).into());
         self.engines[engine].open = true;
         if new {
             let happening = self.happening("semaphore", None);
@@ -408,7 +403,7 @@ impl Core {
     fn happened_to(
         &mut self,
         semaphore: usize,
-        event: &str,
+        event: &'static str,
         units: u32,
         owner: Option<String>,
         waited: Duration,
@@ -416,7 +411,8 @@ impl Core {
         let name = self.semaphores[semaphore].name.to_string();
         let happening = self.happening(event, None);
         let waited_ms = (event == "taken").then(|| millis(waited));
-        let want = [(name, units)].into();
+        let want = Arc::new([(name, units)].into());
+        let owner = owner.map(Into::into);
         self.record(api::Happening { owner, want, waited_ms, ..happening });
     }
 
