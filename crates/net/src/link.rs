@@ -31,7 +31,8 @@ use crate::wire::{
 const ACK_DELAY: Duration = Duration::from_millis(20);
 const GREETING: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
-const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// What a site that comes back waits for, its clients wait for.
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
 /// Greetings in progress at once; more are turned away.
 const GREETINGS: usize = 64;
 /// Connections for questions outside the sessions, and how long one may be silent.

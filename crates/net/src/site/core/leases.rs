@@ -211,9 +211,8 @@ impl Core {
             .filter(|pool| kept.iter().all(|it| it.0 != *pool))
             .collect();
         let id = Arc::clone(&lease.id);
-        if !back.is_empty() {
-            self.note_over(&id);
-        }
+        // It is not the next life's to go on with.
+        self.note_over(&id);
         for pool in back {
             self.give_back_pool(key, pool);
         }
