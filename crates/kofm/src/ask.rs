@@ -240,6 +240,12 @@ impl Status {
             println!();
             print!("{}", leases_table(&view.leases));
         }
+        for pool in view.pools.iter().filter(|pool| !pool.unaccounted.is_empty()) {
+            let units = pool.unaccounted.join(", ");
+            println!(
+                "\nnot at exactly one site: {units}; keep the logs, this is a mistake of kofm"
+            );
+        }
         Ok(())
     }
 }

@@ -173,6 +173,10 @@ pub struct Pool {
     /// The names of its units, where it has names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
+    /// Units that were looked for at all sites and are nowhere, or at two: a mistake of ours. Told
+    /// of one pool only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unaccounted: Vec<String>,
 }
 
 /// What happens to the units of a lease that is not renewed in time.

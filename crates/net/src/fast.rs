@@ -134,6 +134,7 @@ impl FastAnswer {
                 | Answer::Leases(_)
                 | Answer::Queue(_)
                 | Answer::Usage(_)
+                | Answer::Counted(_)
                 | Answer::Ahead { .. }
                 | Answer::History(_)
                 | Answer::Taken(_)

@@ -381,11 +381,8 @@ async fn pools(Shared(app): Shared<App>) -> Answer {
 }
 
 async fn pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
-    let (list, _) = app.site.pools().await?;
-    let Some(pool) = list.into_iter().find(|pool| pool.name == name) else {
-        let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-        return Err(Error::new(Code::UnknownPool, text).into());
-    };
+    let mut pool = app.site.pool(&name).await?;
+    pool.unaccounted = app.site.unaccounted(&name).await?;
     ok(&pool)
 }
 
@@ -396,7 +393,7 @@ async fn put_pool(
 ) -> Answer {
     let spec: PutPool = body(request).await?;
     app.site.put_pool(&name, spec).await?;
-    pool(Shared(app), Named(name)).await
+    ok(&app.site.pool(&name).await?)
 }
 
 async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {

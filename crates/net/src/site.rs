@@ -566,6 +566,7 @@ impl Site {
             | Call::Join(_)
             | Call::History(_)
             | Call::IsIdle(_)
+            | Call::Count(_)
             | Call::Plan { .. }
             | Call::PlanSemaphore { .. }
             | Call::Leave(_) => None,
@@ -595,7 +596,8 @@ impl Site {
             Call::Cancel(id) => self.cancel(&id).await.map(|it| Answer::Request(Box::new(it))),
             Call::Renew(id) => self.renew(&id).await.map(|it| Answer::Lease(Box::new(it))),
             Call::Release(id) => self.release(&id).await.map(|()| Answer::Done),
-            call @ (Call::Reserve(_)
+            call @ (Call::Count(_)
+            | Call::Reserve(_)
             | Call::Unreserve(_)
             | Call::Knows { .. }
             | Call::ReleaseRequest(_)

@@ -77,10 +77,13 @@ async fn every_protocol_never_shows_a_unit_to_two_holders() {
                 }
             }));
         }
+        // Counted while they are used, and afterwards.
+        assert_eq!(sites[2].unaccounted("gpu").await.unwrap(), [""; 0], "{kind:?}");
         for task in tasks {
             timeout(LONG, task).await.expect("nobody waits for ever").unwrap();
         }
         all_free(&sites[1]).await;
+        assert_eq!(sites[0].unaccounted("gpu").await.unwrap(), [""; 0], "{kind:?}");
     }
 }
 

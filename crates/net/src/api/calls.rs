@@ -93,6 +93,8 @@ pub(crate) enum Call {
     },
     /// Whether nobody at this site holds or waits for a pool.
     IsIdle(String),
+    /// Which units of a pool are at this site.
+    Count(String),
     /// Makes or removes a semaphore, with the next epoch.
     PlanSemaphore {
         name: String,
@@ -128,6 +130,8 @@ pub(crate) enum Answer {
     Leases(Vec<Lease>),
     Queue(Vec<Request>),
     Usage(Vec<Usage>),
+    /// Units of one pool, by number: a unit is at one site, or on its way to one.
+    Counted(Vec<u32>),
     Ahead {
         list: Vec<Blocker>,
         older: u64,

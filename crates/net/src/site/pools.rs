@@ -1,17 +1,24 @@
 //! Pools through the site's handle: how they are, and how they change.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{PoisonError, Weak};
+use std::time::Duration;
 
 use kofm_core::{PoolId, SiteId};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
 
 use super::core::{Command, PoolState};
 use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::plan::PlannedPool;
+
+/// How often a unit is looked for before it is said to be lost, and how long it has meanwhile to
+/// get from one site to another. In a busy pool it may well be under way each time but one.
+const LOOKS: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
 impl Site {
     /// All pools, counted over all sites; for sites that do not answer, what they last said.
@@ -41,6 +48,54 @@ impl Site {
         let mut list = count(pools, &all);
         list.retain(|pool| !gangs::is_seat(&pool.name));
         Ok((list, missing))
+    }
+
+    /// One pool, counted over all sites.
+    pub async fn pool(&self, name: &str) -> Result<api::Pool, api::Error> {
+        let (list, _) = self.pools().await?;
+        list.into_iter().find(|pool| pool.name == name).ok_or_else(|| {
+            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+            api::Error::new(Code::UnknownPool, text)
+        })
+    }
+
+    /// Counts a pool while it is used: the units that are nowhere, or at two sites, each time that
+    /// all sites are asked. One that is on its way arrives between two times.
+    pub async fn unaccounted(&self, name: &str) -> Result<Vec<String>, api::Error> {
+        let mut suspects = self.look(name).await?;
+        for _ in 1..LOOKS {
+            if suspects.is_empty() {
+                break;
+            }
+            sleep(BETWEEN_LOOKS).await;
+            let again = self.look(name).await?;
+            suspects.retain(|unit| again.contains(unit));
+        }
+        if !suspects.is_empty() {
+            warn!(pool = name, units = ?suspects, "units that are nowhere, or at two sites");
+        }
+        Ok(suspects)
+    }
+
+    /// Which units of a pool are not at exactly one site at this moment; nobody says so while a
+    /// site does not answer.
+    async fn look(&self, name: &str) -> Result<Vec<String>, api::Error> {
+        let call = Call::Count(name.to_owned());
+        let answers = self.ask_all(&call).await;
+        if self.peers().any(|peer| answers.iter().all(|answer| answer.0 != peer)) {
+            return Ok(Vec::new());
+        }
+        let mut seen = Vec::new();
+        for answer in answers.into_iter().map(|answer| answer.1).chain([self.call(call).await?]) {
+            let Answer::Counted(numbers) = answer else { return Err(nonsense()) };
+            seen.extend(numbers);
+        }
+        let pools = self.pool_states().await?;
+        let Some(pool) = pools.into_iter().find(|pool| pool.name == name) else {
+            return Ok(Vec::new());
+        };
+        let wrong = misplaced(pool.config.units, seen, &pool.withheld);
+        Ok(wrong.into_iter().map(|number| pool.config.unit_name(number)).collect())
     }
 
     /// Makes a pool, or makes it anew with other units while nobody uses it.
@@ -308,6 +363,16 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
     Err(api::Error::new(Code::UnknownPool, format!("there is no pool `{name}`")))
 }
 
+/// The units that were not seen exactly once, apart from those that are kept back.
+fn misplaced(units: u32, seen: Vec<u32>, withheld: &BTreeSet<u32>) -> Vec<u32> {
+    let mut times: BTreeMap<u32, u32> = BTreeMap::new();
+    for number in seen {
+        *times.entry(number).or_default() += 1;
+    }
+    let wrong = |number: &u32| times.get(number) != Some(&1) && !withheld.contains(number);
+    (0..units).filter(wrong).collect()
+}
+
 /// Counts pools over what all sites say. A unit that two of them name moved while they were
 /// asked: the larger fence is the newer.
 fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
@@ -347,8 +412,21 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,
             names: config.names,
+            unaccounted: Vec::new(),
             name,
         }
     };
     pools.into_iter().map(view).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_are_nowhere_or_at_two_sites_are_found() {
+        let kept = BTreeSet::from([4]);
+        assert_eq!(misplaced(5, vec![3, 0, 2, 1], &kept), [0_u32; 0]);
+        assert_eq!(misplaced(5, vec![3, 0, 3], &kept), [1, 2, 3]);
+    }
 }

@@ -170,6 +170,21 @@ impl Core {
         }
     }
 
+    /// The units of one pool that are at this site: in leases, about to be, or idle.
+    pub(super) fn counted(&self, name: &str) -> Vec<u32> {
+        let Some(&place) = self.pool_by_name.get(name) else { return Vec::new() };
+        let pool = &self.pools[place];
+        let Some(running) = self.engines.get(pool.engine) else { return Vec::new() };
+        let mut list: Vec<u32> = pool.used.keys().copied().collect();
+        let queued = self.requests.values().filter(|request| request.state == State::Queued);
+        let parts = queued.flat_map(|request| &request.parts);
+        let parts = parts.filter(|part| part.engine == pool.engine);
+        list.extend(parts.filter_map(|part| part.numbers.get(&pool.id)).flatten());
+        let idle = running.engine.idle_units().unwrap_or_else(|| running.names.idle());
+        list.extend(idle.iter().filter(|unit| unit.pool == pool.id).map(|unit| unit.number));
+        list
+    }
+
     /// A claim waits no more, and needs no numbers.
     fn stop_hoping(&mut self, engine: usize, claim: Stamp, demand: &Demand) {
         if self.engines[engine].counts {

@@ -248,6 +248,7 @@ impl Core {
                 return self.join_rota(&call, reply);
             }
             Call::Join(call) => return self.join(&call, reply),
+            Call::Count(name) => Ok(Answer::Counted(self.counted(&name))),
             Call::IsIdle(name) => Ok(Answer::Known(self.is_idle(&name))),
             Call::PlanSemaphore { name, semaphore } => {
                 return self.edit(Edit::Semaphore(name, semaphore), reply);
