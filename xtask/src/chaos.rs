@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
 cargo xtask chaos [--faults N] [--seed S] [--sites N] [--clients N] [--lease MS] [--etcd MEMBERS]
-                  [--only CLASS,CLASS] [--durability none|grant] [--at-once N]
+                  [--only CLASS,CLASS] [--durability none|grant] [--at-once N] [--apart MS]
 Needs root, `ip`, `nft` (apt-get install nftables), for --etcd `etcd` (apt-get install etcd-server),
 for clocks that run at other rates libfaketime (apt-get install libfaketime).
 Classes: kill pause cut one-way link loss clock etcd";
@@ -26,6 +26,7 @@ pub(crate) fn run(args: &[String]) -> ExitCode {
             "only",
             "durability",
             "at-once",
+            "apart",
         ];
         let name = pair[0].strip_prefix("--").filter(|name| known.contains(name));
         let (Some(name), [_, value]) = (name, pair) else {

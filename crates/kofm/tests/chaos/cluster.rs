@@ -20,13 +20,22 @@ pub(crate) const PORT: u16 = 7600;
 /// Each class of faults, by name.
 const CLASSES: [&str; 7] = ["kill", "pause", "cut", "one-way", "link", "loss", "clock"];
 
+/// A site that was serving is killed.
+#[derive(Debug)]
+pub(crate) struct Kill {
+    pub site: usize,
+    pub at: Moment,
+    /// When it was started again.
+    pub back: Option<Moment>,
+}
+
 pub(crate) struct Cluster {
     pub lab: Lab,
     sites: Vec<Site>,
     etcd: Vec<Site>,
     dir: PathBuf,
     /// When a site that was serving was killed.
-    pub kills: Vec<(usize, Moment)>,
+    pub kills: Vec<Kill>,
     keep: bool,
 }
 
@@ -193,7 +202,7 @@ impl Cluster {
         match class {
             "kill" | "clock" => {
                 if serving && class == "kill" {
-                    self.kills.push((host, Moment::now()));
+                    self.kills.push(Kill { site: host, at: Moment::now(), back: None });
                 }
                 if class == "clock" {
                     self.sites[host].rate = Some(format!("{}.{:03}", rate / 1000, rate % 1000));
@@ -230,6 +239,10 @@ impl Cluster {
     pub(crate) fn end(&mut self, fault: &Fault) -> bool {
         let done = match fault.class {
             "kill" | "clock" => {
+                let mine = |it: &&mut Kill| it.site == fault.host && it.back.is_none();
+                if let Some(kill) = self.kills.iter_mut().rev().find(mine) {
+                    kill.back = Some(Moment::now());
+                }
                 let site = &mut self.sites[fault.host];
                 site.down = false;
                 site.child.take().is_some_and(|mut child| child.wait().is_ok())

@@ -42,6 +42,9 @@ pub(crate) struct Setup {
     pub durability: String,
     /// Faults that may last at the same time.
     pub at_once: usize,
+    /// Milliseconds of peace after each, to measure what one of them costs; it then lasts longer
+    /// than units are kept for a site that is gone.
+    pub apart: u64,
 }
 
 impl Setup {
@@ -54,14 +57,15 @@ impl Setup {
         };
         format!(
             "cargo xtask chaos --faults {} --seed {} --sites {} --clients {} --lease {}ms \
-             --durability {} --at-once {}{etcd}{only}",
+             --durability {} --at-once {} --apart {}ms{etcd}{only}",
             self.faults,
             self.seed,
             self.sites,
             self.clients,
             self.lease,
             self.durability,
-            self.at_once
+            self.at_once,
+            self.apart
         )
     }
 }
@@ -110,12 +114,14 @@ fn run(setup: &Setup) -> Option<Report> {
         for (_, fault) in over {
             let effective = cluster.end(&fault);
             report.count(&fault, effective);
+            next = next.max(now + Duration::from_millis(setup.apart));
         }
         if now >= next && active.len() < setup.at_once {
             number += 1;
             let busy: Vec<usize> = active.iter().flat_map(|it| it.1.hosts()).collect();
             if let Some(fault) = cluster.begin(number, &busy, &mut lots, &setup.only) {
-                let length = Duration::from_millis(200 + lots.below(setup.lease * 2));
+                let least = if setup.apart > 0 { setup.lease + 1200 } else { 200 };
+                let length = Duration::from_millis(least + lots.below(setup.lease * 2));
                 active.push((now + length, fault));
             }
             next = now + Duration::from_millis(lots.below(800));
@@ -212,6 +218,7 @@ fn nothing_is_granted_twice_while_sites_are_killed_stopped_and_cut_off() {
         clients: 2,
         durability: "none".into(),
         at_once: 2,
+        apart: 0,
     });
 }
 
@@ -236,5 +243,6 @@ fn as_told() {
             .filter(|it| !it.is_empty())
             .unwrap_or_else(|| "none".into()),
         at_once: small(number("AT_ONCE", 2)),
+        apart: number("APART", 0),
     });
 }

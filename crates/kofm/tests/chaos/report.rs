@@ -23,8 +23,9 @@ pub(crate) struct Report {
     unknown: u64,
     lost: u64,
     most: BTreeMap<String, u64>,
-    /// Milliseconds from a kill until a unit held there was granted again.
-    regrants: Vec<u64>,
+    /// Milliseconds from a kill until a unit held there was granted again, where the site stayed
+    /// away for longer than that should take, and where it came back with its leases.
+    regrants: [Vec<u64>; 2],
     lease: u64,
     epoch: Option<u64>,
 }
@@ -42,7 +43,7 @@ impl Report {
             unknown: 0,
             lost: 0,
             most: BTreeMap::new(),
-            regrants: Vec::new(),
+            regrants: [Vec::new(), Vec::new()],
             lease: setup.lease,
             epoch: None,
         }
@@ -72,9 +73,12 @@ impl Report {
         self.unknown = seen.unknown.load(Ordering::Relaxed);
         self.lost = seen.lost.load(Ordering::Relaxed);
         self.epoch = cluster.epoch();
-        for (site, at) in &cluster.kills {
-            let mine = format!("s{site}/");
-            let at = at.nanos();
+        for kill in &cluster.kills {
+            let mine = format!("s{}/", kill.site);
+            let at = kill.at.nanos();
+            let due = at + (self.lease + 1000) * 1_000_000;
+            let stayed = kill.back.is_none_or(|back| back.nanos() > due);
+            let regrants = &mut self.regrants[usize::from(!stayed)];
             let held = holds.iter().filter(|it| it.from < at && at < it.until);
             for hold in held.filter(|it| it.who.starts_with(&mine)) {
                 for (pool, units) in &hold.units {
@@ -85,12 +89,12 @@ impl Report {
                             .filter(|it| it.units.get(pool).is_some_and(has))
                             .map(|it| it.from)
                             .min();
-                        self.regrants.extend(again.map(|again| (again - at) / 1_000_000));
+                        regrants.extend(again.map(|again| (again - at) / 1_000_000));
                     }
                 }
             }
         }
-        self.regrants.sort_unstable();
+        self.regrants.iter_mut().for_each(|list| list.sort_unstable());
         let history = History { pools: Cluster::pools(), holds };
         self.most = history.most_in_use();
         self.violations = history.violations();
@@ -120,18 +124,23 @@ impl fmt::Display for Report {
             self.epoch.map_or_else(|| "?".to_owned(), |it| it.to_string()),
         )?;
         writeln!(f, "most in use at once: {:?}", self.most)?;
-        if let Some(last) = self.regrants.len().checked_sub(1) {
-            let at = |percent: usize| self.regrants[last * percent / 100];
+        let ways = ["whose site stayed away", "whose site came back with its leases"];
+        for (list, way) in self.regrants.iter().zip(ways) {
+            let Some(last) = list.len().checked_sub(1) else { continue };
+            let at = |percent: usize| list[last * percent / 100];
             writeln!(
                 f,
-                "granted again after kill -9: {} units, median {} ms, 99th percentile {} ms, most \
-                 {} ms, with a site lease of {} ms",
-                self.regrants.len(),
+                "granted again after kill -9: {} units {way}, median {} ms, 99th percentile {} ms, \
+                 most {} ms, with a site lease of {} ms",
+                list.len(),
                 at(50),
                 at(99),
-                self.regrants[last],
+                list[last],
                 self.lease
             )?;
+            if std::env::var_os("KOFM_CHAOS_TIMES").is_some() {
+                writeln!(f, "{list:?}")?;
+            }
         }
         writeln!(f, "{} violations", self.violations.len())?;
         for violation in self.violations.iter().take(20) {
