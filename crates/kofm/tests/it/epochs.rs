@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use serde_json::Value;
 
@@ -273,6 +274,44 @@ fn two_sites_wait_for_each_other_and_go_on() {
     cluster.restart(1);
     cluster.members(0, 2);
     assert!(cluster.run(1, &["run", "gpu:2", "--", "true"]).status.success());
+}
+
+/// `ROUNDS=100 cargo test -p kofm --test it how_long -- --ignored --nocapture`
+#[test]
+#[ignore = "measures; as long as it is told to"]
+fn how_long_units_of_a_dead_site_are_kept() {
+    let rounds = std::env::var("ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    let mut cluster = Cluster::start_as(3, "site_lease = \"2s\"\n", "[pools]\ngpu = 1\n");
+    let mut times = Vec::new();
+    for _ in 0..rounds {
+        for site in 0..3 {
+            cluster.members(site, 3);
+        }
+        cluster.json(2, &["acquire", "gpu", "--ttl", "5m", "--json"]);
+        let waits = ["acquire", "gpu", "--ttl", "5m", "--json"];
+        let waiter = cluster.command(0, &waits).stdout(Stdio::piped()).spawn().unwrap();
+        until("it waits", || {
+            let queue = cluster.json(0, &["queue", "--json"]);
+            !queue.as_array().unwrap().is_empty()
+        });
+        let killed = Instant::now();
+        cluster.kill(2);
+        let output = waiter.wait_with_output().unwrap();
+        times.push(killed.elapsed());
+        let lease: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(cluster.run(1, &["release", lease["id"].as_str().unwrap()]).status.success());
+        cluster.restart(2);
+    }
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!(
+        "granted again after kill -9, {} times, site lease 2 s: median {:?}, 99th percentile \
+         {:?}, most {:?}",
+        times.len(),
+        at(50),
+        at(99),
+        at(100)
+    );
 }
 
 /// What ends with the test.
