@@ -249,7 +249,7 @@ fn a_lease_that_was_renewed_again_and_again_outlives_a_crash() {
     cluster.members(1, 3);
     let lease = cluster.json(1, &["acquire", "gpu", "--ttl", "3s", "--json"]);
     let lease = lease["id"].as_str().unwrap().to_owned();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     until("its first term is long over", || {
         assert!(cluster.run(0, &["renew", &lease]).status.success());
         begun.elapsed().as_secs() >= 4
