@@ -149,7 +149,7 @@ impl PoolConfig {
 }
 
 /// The protocol of pools that name none: never more messages than `permission`, none where demand
-/// stays, and a wait of at most 1.3 times (`crates/sim/tests/roaming` holds it to that).
+/// stays, and a wait of about 1.3 times at most (`crates/sim/tests/roaming` holds it to that).
 pub fn default_protocol() -> Kind {
     Kind::Roaming
 }

@@ -137,6 +137,11 @@ impl Names {
         (me..units).step_by(self.sites.len().max(1)).collect()
     }
 
+    /// Whether there is no other site.
+    pub(crate) const fn is_alone(&self) -> bool {
+        self.sites.len() <= 1
+    }
+
     /// A claim waits, and needs `count` numbers when it is granted.
     pub(crate) fn hope(&mut self, pool: PoolId, claim: Stamp, count: u32, out: &mut Vec<Effect>) {
         self.pool(pool).hopes.insert(claim, count);

@@ -51,21 +51,21 @@ fn worlds() -> Vec<World> {
     let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
     vec![
         world("one unit", &[1], &[2, 2], &[&[1]], 135),
-        world("two units, withdraw, part", &[2], &[2, 2], pair, 17_686),
-        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 50_853),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 18_608),
+        world("two units, withdraw, part, slots", &[2], &[2, 2], pair, 52_554),
         world("three units", &[3], &[2, 2], any, 7_049),
         world("two pools, withdraw", &[1, 1], &[2, 2], two, 20_759),
         world("two pools, withdraw, slots", &[1, 1], &[2, 2], two, 59_495),
-        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 24_771),
+        world("pools of 2 and 1, part", &[2, 1], &[2, 2], &[&[2, 1], &[1, 1], &[1]], 27_849),
         world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], &[&[1]], 3_419),
         world("3 sites, two units, withdraw", &[2], &[1, 1, 1], pair, 22_784),
-        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 20_204),
+        world("3 sites, two units, again", &[2], &[2, 1, 1], pair, 20_378),
         world("3 sites, three units", &[3], &[1, 1, 1], any, 32_394),
         world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 31_138),
         world("3 sites, one unit, slots, withdraw", &[1], &[2, 2, 1], &[&[1]], 34_026),
         world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 5_701),
         world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 72_148),
-        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 148_225),
+        world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 146_014),
     ]
 }
 
@@ -77,13 +77,13 @@ fn restless_worlds() -> Vec<World> {
     let two: &[&[u32]] = &[&[1], &[0, 1], &[1, 1]];
     let quiet = [
         world("one unit", &[1], &[2, 2], ones, 519),
-        world("two units, withdraw, part", &[2], &[2, 2], pair, 163_479),
-        world("two units, slots", &[2], &[2, 2], pair, 52_444),
+        world("two units, withdraw, part", &[2], &[2, 2], pair, 166_030),
+        world("two units, slots", &[2], &[2, 2], pair, 57_299),
         world("three units", &[3], &[2, 2], any, 71_141),
         world("two pools, withdraw", &[1, 1], &[2, 2], two, 204_369),
         world("3 sites, one unit, withdraw", &[1], &[2, 1, 1], ones, 42_820),
         world("3 sites, two units", &[2], &[1, 1, 1], pair, 80_606),
-        world("3 sites, two units, slots", &[2], &[2, 1, 1], ones, 35_648),
+        world("3 sites, two units, slots", &[2], &[2, 1, 1], ones, 52_665),
         world("3 sites, two units, withdraw", &[2], &[1, 1, 1], ones, 3_092),
         world("3 sites, three units", &[3], &[1, 1, 1], any, 862_997),
         world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 289_678),
@@ -91,7 +91,7 @@ fn restless_worlds() -> Vec<World> {
     ];
     let hasty = [
         world("one unit", &[1], &[2, 2], ones, 777),
-        world("two units, slots", &[2], &[2, 2], pair, 137_995),
+        world("two units, slots", &[2], &[2, 2], pair, 150_700),
         world("three units", &[3], &[2, 2], any, 191_357),
         world("3 sites, one unit", &[1], &[2, 1, 1], ones, 33_043),
         world("3 sites, two units", &[2], &[1, 1, 1], ones, 424_786),

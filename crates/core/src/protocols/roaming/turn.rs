@@ -74,12 +74,13 @@ impl Pool {
 
     /// What a new claim asks for: all that waits here, beyond what is here or due. Less would do,
     /// see `lacks`, but then a busy site would wait for its own few units while others have idle
-    /// ones.
+    /// ones. Where units are scarce everywhere, it does with less: those that it has will be free
+    /// as soon as others are.
     fn ambition(&self, claim: Stamp, units: u32) -> u32 {
         let due: u64 = self.due.values().map(|&due| u64::from(due)).sum();
         let elsewhere = u64::from(self.capacity - self.count()).saturating_sub(due);
         let covered = self.covered(claim);
-        if self.needed * u64::from(units.min(2)) <= covered {
+        if !self.homing.is_empty() && self.needed * u64::from(units.min(2)) <= covered {
             return 0;
         }
         // Where units are scarce, those that lie here go away rather than wait for the others.

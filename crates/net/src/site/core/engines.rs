@@ -149,12 +149,11 @@ impl Core {
         if granted {
             return;
         }
-        let sure = crowded
-            || self.engines[engine]
-                .engine
-                .explain(claim)
-                .iter()
-                .any(|blocker| blocker.claim.is_some());
+        let running = &self.engines[engine];
+        // A protocol of named units knows who is in front here; there may be free ones elsewhere.
+        let knows = running.counts || running.names.is_alone();
+        let in_front = || running.engine.explain(claim).iter().any(|it| it.claim.is_some());
+        let sure = crowded || (knows && in_front());
         let once = self.requests.get(&key).is_some_and(|request| request.once);
         if sure && once {
             return self.end(key, State::Failed, "busy");
