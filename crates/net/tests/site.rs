@@ -136,6 +136,22 @@ async fn a_wait_that_runs_out_and_a_cancel_leave_nothing_behind() {
     drop(both);
 }
 
+/// Units of `roaming` lie at all sites; who asks at one of them has a chance at each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_once_gets_what_is_free_elsewhere() {
+    for kind in [Kind::Roaming, Kind::Permission, Kind::Quorum] {
+        let sites = Site::start_together(3, pools(&[("gpu", pool(3, kind))])).await.unwrap();
+        let once = Submit { wait: Some(Duration::ZERO), ..want(&[("gpu", 1)]) };
+        for _ in 0..3 {
+            let request = sites[0].submit(once.clone()).await.unwrap();
+            assert_eq!(request.state, State::Granted, "{kind:?}");
+        }
+        for site in &sites {
+            assert_eq!(site.submit(once.clone()).await.unwrap_err().error, Code::Busy, "{kind:?}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blockers_are_named_wherever_they_are() {
     let sites =
