@@ -384,6 +384,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
     }
 
     fn schedule(&mut self, at: Time, event: Event<P::Message, P::Timer>) {
+        self.flying += u64::from(matches!(event, Event::Deliver { .. }));
         self.sequence += 1;
         let place = self.free.pop().unwrap_or_else(|| {
             self.slab.push(None);
@@ -663,7 +664,6 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);
                 let at = self.links.deliver_at(site, to, self.now + delay);
-                self.flying += 1;
                 self.schedule(at, Event::Deliver { from: site, to, clock, message });
             }
             Effect::Grant { claim, .. } if self.gangs.is_some() && claim.site != site => {
