@@ -39,8 +39,8 @@
 //! that they came: 4 messages, or fewer where one of the sites is the switchboard. While claims
 //! wait, units that nobody was sent for go to the switchboard, and cost 3: ask, units, home. A
 //! unit that is released goes straight to the claim that was sent for it: one message per
-//! hand-over. A claim that waits for more than a tenth of a second costs more: its site asks whoever
-//! may have units to spare, which is two messages for each of them and four beside.
+//! hand-over. A claim that waits for more than a tenth of a second costs more: its site asks
+//! whoever may have units to spare, which is two messages for each of them and four beside.
 //!
 //! # Assumes
 //!
