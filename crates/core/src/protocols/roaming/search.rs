@@ -28,7 +28,7 @@ use super::{Roaming, Rules};
 use crate::protocol::EffectsOf;
 use crate::types::{PoolId, SiteId, Stamp};
 
-/// How long a claim waits where it was sent to before its site asks everybody.
+/// How long a claim waits where it was sent to before it seeks.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The oldest waiting claim of a pool has become restless.
@@ -171,7 +171,7 @@ impl<R: Rules> Roaming<R> {
         }
     }
 
-    /// A claim has waited for long: everybody is to hear of it.
+    /// A claim has waited for long: whoever may have units to spare is to hear of it.
     pub(super) fn seek(&mut self, id: PoolId, turn: &mut Turn) {
         let pool = self.touch(id, turn);
         let Some(claim) = pool.seeking.restless.take() else { return };
@@ -229,7 +229,7 @@ impl<R: Rules> Roaming<R> {
         let me = self.me;
         let Some(board) = &mut self.pools[id.index()].board else { return };
         for (claim, lack, site) in board.scout(me) {
-            turn.part(site, id, claim).search.seekers.push((claim, lack));
+            merge(&mut turn.part(site, id, claim).search.seekers, claim, lack);
         }
     }
 
