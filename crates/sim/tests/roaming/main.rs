@@ -5,7 +5,7 @@
 use std::panic::catch_unwind;
 
 use kofm_core::protocols::permission::Permission;
-use kofm_core::protocols::roaming::{Came, Message, Part, Roaming, Rules, Sound};
+use kofm_core::protocols::roaming::{Came, Message, Part, Roaming, Rules, Search, Sound};
 use kofm_core::{
     Clock, Cluster, Demand, Effects, Input, PoolId, Protocol, SiteId, Stamp, Units, step,
 };
@@ -269,6 +269,7 @@ fn nonsense_is_refused() {
     let mine = Stamp { time: 1, site: SiteId(1) };
     let other = Stamp { time: 1, site: SiteId(2) };
     let part = Part::new(PoolId(0));
+    let sought = |search| Part { search, ..part.clone() };
     let far = Stamp { time: 1, site: SiteId(9) };
     let came = Came { claim: other, from: SiteId(1), units: 1 };
     let wrong = [
@@ -285,7 +286,15 @@ fn nonsense_is_refused() {
         Part { asks: vec![(far, 1)], ..part.clone() },
         Part { bounced: vec![(mine, 1)], ..part.clone() },
         Part { idle: vec![(other, 1)], ..part.clone() },
-        Part { came: vec![came], ..part },
+        Part { came: vec![came], ..part.clone() },
+        sought(Search { found: vec![(mine, 1)], ..Search::default() }),
+        Part { units: vec![0], ..sought(Search { found: vec![(other, 1)], ..Search::default() }) },
+        sought(Search { seekers: vec![(other, 1)], ..Search::default() }),
+        sought(Search { forget: vec![other], ..Search::default() }),
+        sought(Search { seeks: Some((other, 1)), ..Search::default() }),
+        sought(Search { sated: Some(other), ..Search::default() }),
+        sought(Search { strayed: vec![(SiteId(0), 1)], ..Search::default() }),
+        sought(Search { strayed: vec![(SiteId(9), 1)], ..Search::default() }),
     ];
     let before = site.clone();
     for part in wrong {
