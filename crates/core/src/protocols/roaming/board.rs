@@ -352,8 +352,13 @@ impl Board {
         let mut stocks: Vec<(SiteId, u32)> = others.clone().map(idle).collect();
         stocks.retain(|stock| stock.1 > 0);
         let total: u32 = stocks.iter().map(|stock| stock.1).sum();
-        // From the smallest stock that is large enough; else from the largest.
-        stocks.sort_by_key(|stock| (stock.1 < count, stock.1.abs_diff(count)));
+        // The rich give first, so that stocks even out and few claims find none at their site.
+        // Otherwise the smallest stock that is large enough; else the largest.
+        stocks.sort_by_key(|&(_, units)| match units.checked_sub(count) {
+            Some(left) if left >= RICH => (0, u32::MAX - left),
+            Some(left) => (1, left),
+            None => (2, count - units),
+        });
         let idle =
             stocks.iter().flat_map(|&(site, n)| (0..n).map(move |_| Place { site, user: None }));
         // Where many wait, what was said to be idle is often used by now, and a claim that collects
@@ -421,6 +426,9 @@ impl Board {
 
 /// While no more claims wait at the board, units of one claim are collected from several sites.
 const FEW: usize = 2;
+
+/// Who keeps so many units beyond what a claim gets can spare them.
+const RICH: u32 = 2;
 
 const OLDEST: Stamp = Stamp { time: 0, site: SiteId(0) };
 const YOUNGEST: Stamp = Stamp { time: u64::MAX, site: SiteId(u16::MAX) };
