@@ -5,15 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use kofm_core::epoch::{self, Standing, Survey};
 use kofm_core::parts::SiteSet;
 use kofm_core::quorums::Arbitration;
-use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Unit, Units};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Members, OnExpiry};
-use crate::config::{Config, PoolConfig, SemaphoreConfig, semaphore_protocol_named};
+use crate::api::{self, Code, Members, OnExpiry};
+use crate::config::{Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named};
 use crate::engine::runs_in_a_site;
 
 /// Semaphores that a protocol may have over the life of a cluster.
 const MAX_NUMBERS: u16 = 60_000;
+/// Units that may be quarantined by people, in all pools together: every site keeps the reasons,
+/// and so does the store.
+const MAX_OUT: usize = 1000;
+/// Bytes of a reason.
+const MAX_REASON: usize = 200;
+/// Units whose names are told in an error.
+const SOME: usize = 8;
+/// What a record in the store begins with: its form, which changes with what a plan contains.
+const FORM: [u8; 5] = *b"kofm\x02";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,6 +79,8 @@ pub(crate) struct PlannedPool {
     pub arbitration: Option<Arbitration>,
     /// Takes no new requests: it is about to change.
     pub closed: bool,
+    /// Units that people have quarantined, and why. Nobody is granted one of them.
+    pub out: BTreeMap<u32, String>,
 }
 
 impl PlannedPool {
@@ -87,7 +98,23 @@ impl PlannedPool {
             },
             arbitration: pool.arbitration.clone(),
             closed: false,
+            out: BTreeMap::new(),
         }
+    }
+
+    /// The most that a demand may name.
+    pub(crate) fn usable(&self) -> u32 {
+        self.target.saturating_sub(u32::try_from(self.out.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The unit of that name; its number, where it has none.
+    fn unit_named(&self, name: &str) -> Option<u32> {
+        let named = self.names.iter().position(|it| it == name);
+        let named = named.and_then(|number| u32::try_from(number).ok());
+        let number = || name.parse().ok().filter(|&number: &u32| number < self.units);
+        // One that has a name is called by it.
+        let number = || number().filter(|&number| unit_name(&self.names, number) == name);
+        named.or_else(number)
     }
 
     /// As the protocol has it; nothing where a site of a later version made it.
@@ -179,6 +206,56 @@ impl Plan {
         pools.chain(semaphores).collect()
     }
 
+    /// Quarantines a unit, or gives it another reason; without one it is returned.
+    pub(crate) fn quarantine(
+        &mut self,
+        name: &str,
+        unit: &str,
+        reason: Option<String>,
+    ) -> Result<(), api::Error> {
+        let all: usize = self.pools.values().map(|pool| pool.out.len()).sum();
+        let known = self.pools.get_mut(name).filter(|_| !name.starts_with(SEAT));
+        let Some(pool) = known else {
+            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+            return Err(api::Error::new(Code::UnknownPool, text));
+        };
+        if pool.protocol != Kind::Roaming.name() {
+            let text = format!(
+                "units are quarantined one by one in pools with `{}`, and `{name}` is shared by \
+                 `{}`; make it smaller instead, with `kofm pool set`",
+                Kind::Roaming.name(),
+                pool.protocol
+            );
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        let Some(number) = pool.unit_named(unit) else {
+            let some = pool.names.iter().take(SOME).cloned().collect::<Vec<_>>().join(", ");
+            let are = match pool.names.len() {
+                0 => format!("its units are 0 to {}", pool.units.saturating_sub(1)),
+                1..=SOME => format!("its units are {some}"),
+                _ => format!("its units are {some}, …"),
+            };
+            let text = format!("pool `{name}` has no unit `{unit}`; {are}");
+            return Err(api::Error::new(Code::NotFound, text));
+        };
+        let Some(reason) = reason else {
+            let was = pool.out.remove(&number);
+            let text = format!("unit `{unit}` of pool `{name}` is not quarantined");
+            return was.map(drop).ok_or_else(|| api::Error::new(Code::NotFound, text));
+        };
+        let printable = !reason.chars().any(char::is_control);
+        if reason.trim().is_empty() || reason.len() > MAX_REASON || !printable {
+            let text = format!("`reason` is 1 to {MAX_REASON} bytes of printable text");
+            return Err(api::Error::new(Code::Malformed, text));
+        }
+        if all >= MAX_OUT && !pool.out.contains_key(&number) {
+            let text = format!("{MAX_OUT} units are quarantined; return some, or shrink the pool");
+            return Err(api::Error::new(Code::TooMany, text));
+        }
+        pool.out.insert(number, reason);
+        Ok(())
+    }
+
     /// Makes a pool, or changes it.
     pub(crate) fn put(&mut self, name: &str, pool: &PoolConfig) {
         let protocol = pool.protocol.name();
@@ -193,6 +270,9 @@ impl Plan {
         if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
             made.units = old.units;
             made.names.clone_from(&old.names);
+        }
+        if let Some(old) = old {
+            made.out = still_out(old, &made);
         }
         self.pools.insert(name.to_owned(), made);
     }
@@ -225,6 +305,42 @@ fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
     new.names.is_empty() || old.names == new.names
 }
 
+/// What people call a unit.
+fn unit_name(names: &[String], number: u32) -> String {
+    let name = usize::try_from(number).ok().and_then(|number| names.get(number));
+    name.cloned().unwrap_or_else(|| number.to_string())
+}
+
+/// What stays quarantined when a pool changes. Where other units take the place of the old ones,
+/// those of the same name are the same.
+fn still_out(old: &PlannedPool, new: &PlannedPool) -> BTreeMap<u32, String> {
+    let same = new.names.is_empty() || new.names.starts_with(&old.names);
+    let number = |number: u32| {
+        if same {
+            return Some(number).filter(|&number| number < new.units);
+        }
+        new.unit_named(&unit_name(&old.names, number))
+    };
+    let out = old.out.iter();
+    out.filter_map(|(&unit, reason)| Some((number(unit)?, reason.clone()))).collect()
+}
+
+/// A record as the store keeps it.
+pub(crate) fn pack(record: &epoch::Record<Plan>) -> Vec<u8> {
+    let body = postcard::to_extend(record, FORM.to_vec());
+    body.expect("a record is plain values")
+}
+
+/// A record from the store; why it cannot be read otherwise.
+pub(crate) fn unpack(bytes: &[u8]) -> Result<epoch::Record<Plan>, String> {
+    let body = bytes.strip_prefix(&FORM).ok_or_else(|| {
+        "the record was written by another version of kofm: start all sites with the same one, \
+         and where an older one was used before, with a fresh state_dir"
+            .to_owned()
+    })?;
+    postcard::from_bytes(body).map_err(|error| format!("the record is damaged: {error}"))
+}
+
 /// What is left of a demand, where some pools are gone.
 pub(crate) fn rest(stay: &[bool], demand: &Demand) -> Demand {
     demand.parts().filter(|it| stay.get(it.0.index()) == Some(&true)).collect()
@@ -252,6 +368,9 @@ impl epoch::Plan for Plan {
                 };
             }
             let pools = self.pools_of(kind);
+            let shared = self.pools.values().filter(|pool| pool.protocol == kind.name());
+            let out = shared
+                .flat_map(|pool| pool.out.keys().map(|&number| Unit { pool: pool.id, number }));
             let said = (0..).map(PoolId).zip(&pools);
             let said = said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
             Cluster {
@@ -263,6 +382,7 @@ impl epoch::Plan for Plan {
                     .collect(),
                 absent: absent.clone(),
                 root: self.root,
+                out: out.collect(),
                 ..Cluster::new(sites, 1)
             }
         };
@@ -270,6 +390,14 @@ impl epoch::Plan for Plan {
     }
 
     fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {
+        for (survey, kind) in surveys.iter_mut().zip(kinds()) {
+            // Whoever waits for more than is left would wait for ever, and others behind it.
+            let short = next.pools.values().filter(|pool| pool.protocol == kind.name());
+            let short = short.filter(|pool| !pool.out.is_empty());
+            let short: Vec<(PoolId, u32)> = short.map(|pool| (pool.id, pool.usable())).collect();
+            let fits = |demand: &Demand| short.iter().all(|it| demand.units(it.0).0 <= it.1);
+            survey.claims.retain(|_, Standing { demand, held }| held.is_some() || fits(demand));
+        }
         for (survey, stay) in surveys.iter_mut().zip(self.stay(next)) {
             if stay.iter().all(|stays| *stays) {
                 continue;

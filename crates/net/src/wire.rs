@@ -8,7 +8,7 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x01\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x02\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);
@@ -366,7 +366,7 @@ mod tests {
                 // A right header in front, so that bodies are reached.
                 let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
-                buffer.put_slice(b"kofm\x01");
+                buffer.put_slice(b"kofm\x02");
                 buffer.put_slice(&[kind, 0, 0]);
                 buffer.put_u32_le(u32::try_from(body.len()).unwrap());
                 let sum = checksum(&buffer[..12], &body);
