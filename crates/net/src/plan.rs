@@ -460,6 +460,118 @@ mod tests {
         assert_eq!(plan.pools["e"].id, PoolId(1));
     }
 
+    fn named(names: &[&str]) -> PoolConfig {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        PoolConfig { units: u32::try_from(names.len()).unwrap(), names, ..PoolConfig::new(1) }
+    }
+
+    fn out(plan: &Plan, pool: &str) -> Vec<u32> {
+        plan.pools[pool].out.keys().copied().collect()
+    }
+
+    #[test]
+    fn what_is_quarantined_stays_so_when_its_pool_changes() {
+        let mut plan = plan(&[]);
+        plan.put("gpu", &named(&["a", "b", "c"]));
+        plan.quarantine("gpu", "b", Some("fan".into())).unwrap();
+        plan.quarantine("gpu", "b", Some("ECC".into())).unwrap();
+        assert_eq!(plan.pools["gpu"].out, BTreeMap::from([(1, "ECC".to_owned())]));
+        assert_eq!(plan.pools["gpu"].usable(), 2);
+        plan.put("gpu", &PoolConfig::new(2));
+        assert_eq!((out(&plan, "gpu"), plan.pools["gpu"].usable()), (vec![1], 1));
+        plan.put("gpu", &named(&["a", "b", "c", "d"]));
+        assert_eq!((out(&plan, "gpu"), plan.pools["gpu"].usable()), (vec![1], 3));
+        // Other units, among them the same one in another place.
+        plan.put("gpu", &named(&["x", "y", "b"]));
+        assert_eq!(out(&plan, "gpu"), [2]);
+        plan.put("gpu", &named(&["x", "y"]));
+        assert_eq!(out(&plan, "gpu"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn a_unit_is_quarantined_by_its_name_or_its_number() {
+        let mut plan = plan(&[("slot", 2), ("@a", 1)]);
+        plan.put("gpu", &named(&["a", "1"]));
+        let permission = PoolConfig { protocol: Kind::Permission, ..PoolConfig::new(2) };
+        plan.put("seat", &permission);
+        let why = |text: &str| Some(text.to_owned());
+        plan.quarantine("slot", "1", why("r")).unwrap();
+        plan.quarantine("gpu", "1", why("r")).unwrap();
+        assert_eq!((out(&plan, "slot"), out(&plan, "gpu")), (vec![1], vec![1]));
+        let before = plan.clone();
+        let long = "x".repeat(MAX_REASON + 1);
+        for (pool, unit, reason, code) in [
+            ("nix", "0", why("r"), Code::UnknownPool),
+            ("@a", "0", why("r"), Code::UnknownPool),
+            ("slot", "2", why("r"), Code::NotFound),
+            ("slot", "01", why("r"), Code::NotFound),
+            ("slot", "", why("r"), Code::NotFound),
+            ("gpu", "0", why("r"), Code::NotFound),
+            ("slot", "0", why(""), Code::Malformed),
+            ("slot", "0", why(" "), Code::Malformed),
+            ("slot", "0", why("\n"), Code::Malformed),
+            ("slot", "0", Some(long), Code::Malformed),
+            ("seat", "0", why("r"), Code::Unsupported),
+            ("slot", "0", None, Code::NotFound),
+            ("nix", "0", None, Code::UnknownPool),
+        ] {
+            let refused = plan.quarantine(pool, unit, reason).map_err(|it| it.error);
+            assert_eq!(refused, Err(code), "{pool} {unit}");
+        }
+        assert_eq!(plan, before);
+        plan.quarantine("slot", "1", None).unwrap();
+        assert_eq!(out(&plan, "slot"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn only_so_many_reasons_are_kept() {
+        let mut plan = plan(&[("slot", 2000)]);
+        for unit in 0..MAX_OUT {
+            plan.quarantine("slot", &unit.to_string(), Some("r".into())).unwrap();
+        }
+        let one_more = plan.quarantine("slot", "1500", Some("r".into()));
+        assert_eq!(one_more.map_err(|it| it.error), Err(Code::TooMany));
+        plan.quarantine("slot", "0", Some("another".into())).unwrap();
+    }
+
+    #[test]
+    fn a_record_says_what_form_it_has() {
+        let mut plan = plan(&[("slot", 2)]);
+        plan.quarantine("slot", "1", Some("r".into())).unwrap();
+        let record = epoch::Record::first([(SiteId(0), 1)].into(), plan);
+        let bytes = pack(&record);
+        assert_eq!(unpack(&bytes), Ok(record.clone()));
+        assert_eq!(record.clusters()[roaming()].out, [unit(1)].into());
+        let older = postcard::to_stdvec(&record).unwrap();
+        assert!(unpack(&older).unwrap_err().contains("another version"));
+        assert!(unpack(&bytes[..bytes.len() - 1]).unwrap_err().contains("damaged"));
+    }
+
+    fn roaming() -> usize {
+        kinds().iter().position(|it| *it == Kind::Roaming).unwrap()
+    }
+
+    fn unit(number: u32) -> Unit {
+        Unit { pool: PoolId(0), number }
+    }
+
+    #[test]
+    fn who_waits_for_more_than_is_usable_ends() {
+        let old = plan(&[("a", 3)]);
+        let mut next = old.clone();
+        next.quarantine("a", "0", Some("r".into())).unwrap();
+        let claim = |time| Stamp { time, site: SiteId(0) };
+        let waits = |units| Standing { demand: Demand::one(PoolId(0), units), held: None };
+        let all = (0..3).map(unit).collect();
+        let holds = Standing { held: Some(all), ..waits(3) };
+        let mut surveys = vec![Survey::default(); kinds().len()];
+        surveys[roaming()].claims =
+            [(claim(1), waits(3)), (claim(2), waits(2)), (claim(3), holds)].into();
+        let carried = old.carry(&next, surveys);
+        let left: Vec<Stamp> = carried[roaming()].claims.keys().copied().collect();
+        assert_eq!(left, [claim(2), claim(3)]);
+    }
+
     #[test]
     fn what_names_a_pool_that_is_gone_ends_with_it() {
         let old = plan(&[("a", 2), ("b", 2)]);

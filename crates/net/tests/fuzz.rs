@@ -102,6 +102,8 @@ fn call(rng: &mut Rng) -> (&'static str, String, Vec<u8>) {
         ("DELETE", "/v1/leases/L0-00", Value::Null),
         ("PUT", "/v1/pools/more", pool),
         ("DELETE", "/v1/pools/more", Value::Null),
+        ("PUT", "/v1/pools/more/quarantine/0", json!({"reason": "r"})),
+        ("DELETE", "/v1/pools/more/quarantine/0", Value::Null),
         ("PUT", "/v1/semaphores/s", json!({"value": 3, "protocol": "sem-token"})),
         ("POST", "/v1/semaphores/s/p", json!({"k": 2, "wait": "1ms"})),
         ("POST", "/v1/semaphores/s/v", json!({"m": 1})),

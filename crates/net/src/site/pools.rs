@@ -223,9 +223,9 @@ impl Site {
     ) -> Result<(), api::Error> {
         if self.0.view.is_none() {
             self.pool(pool).await?;
-            let text = "the sites of this cluster are one process, which has no epochs: units are \
-                        quarantined one by one where sites run with `kofm serve`; here, make the \
-                        pool smaller with `kofm pool set`";
+            let text = "units are quarantined one by one in clusters of several sites, each with \
+                        its own `kofm serve`; this one is a single process: make the pool smaller \
+                        with `kofm pool set`, or have somebody hold the unit";
             return Err(api::Error::new(Code::Unsupported, text));
         }
         let (pool, unit) = (pool.to_owned(), unit.to_owned());

@@ -265,7 +265,7 @@ impl Core {
             let waits = request.state == State::Queued;
             let short = pools().find(|(pool, units)| waits && pool.lacks(*units));
             let cause: Cow<'static, str> =
-                short.map_or(GONE.into(), |it| it.0.refusal(it.1).into());
+                short.map_or_else(|| GONE.into(), |it| it.0.refusal(it.1).into());
             let open = waits || !request.parts.is_empty();
             if (lost || gone || short.is_some()) && open {
                 ended.push((key, request.state, cause));
