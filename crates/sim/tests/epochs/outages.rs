@@ -2,6 +2,7 @@
 
 use kofm_core::epoch::Sound;
 use kofm_core::protocols::roaming::{Roaming, Rules};
+use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Protocol};
 use kofm_sim::report::Report;
 use kofm_sim::rng::Rng;
@@ -18,33 +19,45 @@ const fn outages(outages: u32) -> Budget {
     Budget { crashes: 0, outages, calm: true, ..CRASH }
 }
 
+/// Meanwhile a site dies.
+const DIES: Budget = Budget { crashes: 1, ..outages(2) };
+
 #[test]
 fn a_unit_is_taken_out_whatever_is_done_with_it() {
-    Case(2, &[1, 2], &[1, 1, 0], outages(1)).holds::<Roaming>(0);
-    Case(3, &[1, 2], &[1, 1], outages(1)).holds::<Roaming>(0);
+    Case(2, &[1, 2], &[1, 1, 0], outages(1)).holds::<Roaming>(10_278);
+    Case(2, &[1], &[1, 1, 1], outages(1)).holds::<Roaming>(34_521);
+    Case(3, &[1, 2], &[2, 1], outages(1)).holds::<Roaming>(3_385);
     // The last one: whoever waits is refused.
-    Case(1, &[1], &[1, 1, 0], outages(1)).holds::<Roaming>(0);
+    Case(1, &[1], &[1, 1, 0], outages(1)).holds::<Roaming>(3_020);
 }
 
 #[test]
 fn a_unit_is_taken_out_while_a_claim_seeks() {
-    Case(2, &[1], &[1, 1], outages(1)).holds_on::<Roaming>(
-        kofm_core::topology::Topology::Full,
-        Timers::Any,
-        0,
-    );
+    let (full, any) = (Topology::Full, Timers::Any);
+    Case(2, &[1, 2], &[1, 1], outages(1)).holds_on::<Roaming>(full.clone(), any, 3_958);
+    Case(1, &[1], &[1, 1, 0], outages(2)).holds_on::<Roaming>(full, any, 26_173);
 }
 
 #[test]
 fn a_unit_comes_back_whatever_was_done_with_it() {
-    Case(2, &[1, 2], &[1, 1], outages(2)).holds::<Roaming>(0);
-    Case(1, &[1], &[2, 1], outages(2)).holds::<Roaming>(0);
+    Case(2, &[1, 2], &[1, 1, 0], outages(2)).holds::<Roaming>(89_186);
+    Case(2, &[1, 2], &[2, 2], outages(2)).holds::<Roaming>(56_636);
+    Case(1, &[1], &[2, 1], outages(3)).holds::<Roaming>(3_750);
 }
 
-/// Its holder may be the one that dies.
+/// Its holder may be the one that dies, and come back with it.
 #[test]
 fn a_unit_is_taken_out_and_a_site_dies() {
-    Case(2, &[1], &[1, 1], Budget { crashes: 1, ..outages(1) }).holds::<Roaming>(0);
+    let dies = Budget { crashes: 1, ..outages(1) };
+    Case(2, &[1], &[1, 1, 0], dies).holds::<Roaming>(0);
+    let comes_back = Budget { restarts: 1, memory: true, ..DIES };
+    Case(1, &[1], &[1, 0], comes_back).holds::<Roaming>(75_065);
+}
+
+#[test]
+#[ignore = "half a minute; run it after a change of epochs or of the protocol"]
+fn a_unit_is_taken_out_and_comes_back_and_a_site_dies() {
+    Case(2, &[1], &[1, 1, 0], DIES).holds::<Roaming>(492_647);
 }
 
 macro_rules! slips {
@@ -63,21 +76,20 @@ slips! {
     LosesWhatComesBack: DEALS_AGAIN;
 }
 
-/// What the checker finds, and what the seeds do.
-fn found<R: Rules>() -> [String; 2] {
-    let worlds = Case(2, &[1], &[2, 1], outages(2));
+/// What the checker finds; the seeds find something, too.
+fn found<R: Rules>(rounds: &'static [u32]) -> &'static str {
+    let worlds = Case(2, &[1], rounds, outages(2));
     let checked = worlds.explore::<Roaming<R>, _>(Sound, 300_000).violation;
-    let report = (0..100).map(play::<Roaming<R>>).find(|report| !report.is_clean());
-    let first = report.and_then(|report| report.violations.first().cloned()).unwrap_or_default();
-    let seen = first.split(':').next().unwrap_or_default().to_owned();
-    [checked.map(|it| it.0.property.to_owned()).unwrap_or_default(), seen]
+    assert!((0..100).any(|seed| !play::<Roaming<R>>(seed).is_clean()), "no seed finds it");
+    checked.map_or("nothing", |it| it.0.property)
 }
 
 #[test]
 fn what_is_wrong_is_found() {
-    assert_eq!(found::<GrantsWhatIsOut>(), ["out of use"; 2]);
-    assert_eq!(found::<KeepsWhatIsReleased>(), ["out of use"; 2]);
-    assert_eq!(found::<LosesWhatComesBack>(), ["units"; 2]);
+    assert_eq!(found::<GrantsWhatIsOut>(&[2, 1]), "out of use");
+    assert_eq!(found::<KeepsWhatIsReleased>(&[2, 1]), "out of use");
+    assert_eq!(found::<LosesWhatComesBack>(&[2, 1]), "progress");
+    assert_eq!(found::<LosesWhatComesBack>(&[1, 0]), "units");
 }
 
 /// Units go and come back all the time, and everything else goes wrong too.

@@ -146,7 +146,7 @@ impl Core {
         self.metrics.epoch_changes += 1;
         let happening = self.happening("epoch", None);
         self.record(api::Happening { cause: Some(text.into()), ..happening });
-        self.tell_quarantine(&before);
+        self.tell_quarantine(&before, &record.members);
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {

@@ -153,7 +153,8 @@ impl Core {
         for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
             // What is quarantined cannot be taken out: it is, already.
             let out = u32::try_from(pool.out.len()).unwrap_or(u32::MAX);
-            let units = (pool.config.units - pool.limit).min(pool.config.units.saturating_sub(out));
+            let all = pool.config.units;
+            let units = all.saturating_sub(pool.limit).min(all.saturating_sub(out));
             if units > 0 {
                 wanted.insert(place, units);
             }
@@ -219,9 +220,8 @@ impl Core {
     }
 
     /// Says which units were quarantined or returned since the last plan. One site does.
-    pub(super) fn tell_quarantine(&mut self, old: &Plan) {
-        let Some(change) = &self.change else { return };
-        if change.epochs.record().members.keys().next() != Some(&self.me) {
+    pub(super) fn tell_quarantine(&mut self, old: &Plan, members: &BTreeMap<SiteId, u64>) {
+        if members.keys().next() != Some(&self.me) {
             return;
         }
         let mut told = Vec::new();
