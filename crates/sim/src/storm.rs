@@ -145,7 +145,7 @@ enum Event<P: Protocol> {
 enum Parcel<M> {
     /// I live.
     Ping,
-    Frame(Frame<M>),
+    Frame(Box<Frame<M>>),
 }
 
 struct Place<P: Protocol, R: Rules> {
@@ -445,6 +445,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let place = self.place(to);
         place.heard[from.index()] = now;
         let (Some(member), Parcel::Frame(frame)) = (&place.member, parcel) else { return };
+        let frame = *frame;
         if member.keeps(&frame) {
             place.kept.push_back((from, frame));
             return;
@@ -509,7 +510,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
                 }
-                self.send(site, to, Parcel::Frame(frame));
+                self.send(site, to, Parcel::Frame(Box::new(frame)));
             }
             MemberEffect::Local(Effect::Grant { claim, fence, units }) => {
                 self.granted(site, claim, fence, &units);
@@ -672,7 +673,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 let i = self.weather.below(others.len() as u64);
                 let to = others[usize::try_from(i).expect("a small number")];
                 let join = self.member(site).expect("it lives").join();
-                self.send(site, to, Parcel::Frame(join));
+                self.send(site, to, Parcel::Frame(Box::new(join)));
             }
         }
         let silence = self.local(site, SILENCE);
