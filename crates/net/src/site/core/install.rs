@@ -224,6 +224,7 @@ impl Core {
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
+                pool.out.clear();
                 self.pool_by_name.remove(&pool.name);
             }
         }
