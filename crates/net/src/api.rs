@@ -273,9 +273,9 @@ pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
-    /// `returned` (a unit that a person had quarantined), `pool`, `semaphore`, `taken` and `added` (of a semaphore), `peer-reset`, `epoch` (it has
-    /// changed), `suspended` (no majority, nothing is granted here) or `departed` (the others went
-    /// on without this site).
+    /// `returned` (a unit that a person had quarantined), `pool`, `semaphore`, `taken` and `added`
+    /// (of a semaphore), `peer-reset`, `epoch` (it has changed), `suspended` (no majority, nothing
+    /// is granted here) or `departed` (the others went on without this site).
     pub event: Cow<'static, str>,
     /// Where.
     pub site: Arc<str>,
