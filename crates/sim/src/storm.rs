@@ -742,6 +742,10 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let units = self.setup.cluster.pools[pool].0;
         let number = u32::try_from(draw(units as usize)).expect("below the units of a pool");
         let unit = Unit { pool: PoolId(u16::try_from(pool).expect("a small number")), number };
+        if self.places[site.index()].paused > self.now {
+            return;
+        }
+        self.check_lease(site);
         let Some(member) = self.member(site).filter(|member| member.may_grant()) else { return };
         let mut plan = member.epochs().record().plan.clone();
         if !plan.out.remove(&unit) {
