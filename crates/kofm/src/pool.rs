@@ -78,6 +78,7 @@ pub(crate) struct Rm {
 
 #[derive(Debug, Args)]
 pub(crate) struct Quarantine {
+    /// The pool
     pool: String,
     /// The unit's name; its number where units have no names
     unit: String,
@@ -93,6 +94,7 @@ pub(crate) struct Quarantine {
 
 #[derive(Debug, Args)]
 pub(crate) struct Return {
+    /// The pool
     pool: String,
     /// The unit's name; its number where units have no names
     unit: String,
