@@ -1,6 +1,6 @@
 //! The words every protocol speaks: sites, pools, units, stamps, demands.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -308,6 +308,10 @@ pub struct Cluster {
     /// Who works with whom, for protocols that serve groups; see [`Cluster::grouping`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Grouping>,
+    /// Units that are out of use: nobody is granted one, and whoever holds one keeps it. Only
+    /// protocols whose units have names look here.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub out: BTreeSet<Unit>,
 }
 
 impl Cluster {
@@ -321,7 +325,15 @@ impl Cluster {
             absent: SiteSet::new(),
             root: None,
             groups: None,
+            out: BTreeSet::new(),
         }
+    }
+
+    /// The units of a pool that may be granted; nothing where there is no such pool.
+    pub fn usable(&self, pool: PoolId) -> Option<Units> {
+        let units = *self.pools.get(pool.index())?;
+        let out = self.out.range(Unit { pool, number: 0 }..Unit { pool, number: units.0 });
+        Some(units.saturating_sub(Units(u32::try_from(out.count()).unwrap_or(u32::MAX))))
     }
 
     /// The processes of a grouping, one per site, and its resources as the units of one pool.

@@ -92,6 +92,8 @@ impl Demand {
             (State::Failed, Some(wait)) if cause.contains("ran out") => {
                 Exit::new(TIMEOUT, format!("not granted within {}", duration::show(wait)))
             }
+            // It waited, and units that it asked for were taken out of use meanwhile.
+            (State::Failed, _) if cause.contains("quarantined") => Exit::new(INFEASIBLE, cause),
             (State::Failed, _) => Exit::new(UNREACHABLE, cause),
             (state, _) => Exit::new(BUSY, format!("the request is {state:?} already: {cause}")),
         }
@@ -235,7 +237,7 @@ impl Status {
         if self.json {
             return print_json(&view);
         }
-        print!("{}", pools_table(&view.pools));
+        print!("{}{}", pools_table(&view.pools), quarantine_table(&view.pools));
         if !view.leases.is_empty() {
             println!();
             print!("{}", leases_table(&view.leases));
@@ -477,6 +479,18 @@ pub(crate) fn pools_table(pools: &[api::Pool]) -> String {
         ]
     });
     table(&["POOL", "UNITS", "HELD", "FREE", "QUARANTINED", "WAITING", "PROTOCOL"], rows)
+}
+
+/// What people have quarantined, after an empty line; nothing where there is nothing.
+pub(crate) fn quarantine_table(pools: &[api::Pool]) -> String {
+    let rows = pools.iter().flat_map(|pool| {
+        pool.quarantine.iter().map(|it| {
+            let held = if it.held { "when it is released" } else { "yes" };
+            vec![pool.name.clone(), it.unit.clone(), held.to_owned(), it.reason.clone()]
+        })
+    });
+    let text = table(&["POOL", "UNIT", "QUARANTINED", "REASON"], rows);
+    if text.lines().count() > 1 { format!("\n{text}") } else { String::new() }
 }
 
 pub(crate) fn leases_table(leases: &[api::Lease]) -> String {

@@ -1,12 +1,13 @@
-//! `kofm pool`: make, change, list and remove pools.
+//! `kofm pool`: make, change, list and remove pools, and take single units out of use.
 
 use clap::{Args, Subcommand};
 use hyper::Method;
-use kofm_net::api::{self, OnExpiry, PutPool, UnitsSpec};
+use kofm_net::api::{self, OnExpiry, PutPool, PutQuarantine, UnitsSpec};
+use kofm_net::config::check_name;
 use std::time::Duration;
 
-use crate::ask::{Server, pools_table, print_json};
-use crate::exit::{Exit, USAGE};
+use crate::ask::{Server, pools_table, print_json, quarantine_table};
+use crate::exit::{Exit, INFEASIBLE, USAGE};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -18,7 +19,27 @@ pub(crate) enum Pool {
     Ls(Ls),
     /// Remove a pool that nobody uses
     Rm(Rm),
+    /// Take one unit out of use: at once where it is idle, otherwise when its holder releases it
+    #[command(after_help = QUARANTINE_HELP)]
+    Quarantine(Quarantine),
+    /// Put a unit to use again that was quarantined
+    #[command(after_help = RETURN_HELP)]
+    Return(Return),
 }
+
+const QUARANTINE_HELP: &str = "\
+Example: a GPU has errors, and nobody is to get it until it is replaced:
+  kofm pool quarantine gpu gpu-3 --reason 'ECC errors, ticket 4711'
+  kofm status gpu                # shows what is quarantined, why, and whether it is still held
+  kofm pool return gpu gpu-3     # puts it to use again
+
+Who holds the unit keeps it. Requests that wait for more units than are left fail. Works in pools
+with the protocol roaming, which is the usual one, in clusters of `kofm serve`.";
+
+const RETURN_HELP: &str = "\
+Example:
+  kofm status gpu                # shows what is quarantined
+  kofm pool return gpu gpu-3";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
@@ -55,14 +76,71 @@ pub(crate) struct Rm {
     server: Server,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Quarantine {
+    /// The pool
+    pool: String,
+    /// The unit's name; its number where units have no names
+    unit: String,
+    /// Why, shown to others; said again, it replaces the last one
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print the pool as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Return {
+    /// The pool
+    pool: String,
+    /// The unit's name; its number where units have no names
+    unit: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print the pool as JSON
+    #[arg(long)]
+    json: bool,
+}
+
 impl Pool {
     pub(crate) fn run(self) -> Result<(), Exit> {
         match self {
             Self::Set(set) => set.run(),
             Self::Ls(ls) => ls.run(),
             Self::Rm(rm) => rm.run(),
+            Self::Quarantine(it) => {
+                let spec = PutQuarantine { reason: it.reason };
+                change(&it.server, &it.pool, &it.unit, Some(&spec), it.json)
+            }
+            Self::Return(it) => change(&it.server, &it.pool, &it.unit, None, it.json),
         }
     }
+}
+
+/// Quarantines a unit, or returns it; then shows its pool.
+fn change(
+    server: &Server,
+    pool: &str,
+    unit: &str,
+    spec: Option<&PutQuarantine>,
+    json: bool,
+) -> Result<(), Exit> {
+    for name in [pool, unit] {
+        check_name(name).map_err(|text| Exit::new(INFEASIBLE, text))?;
+    }
+    let method = if spec.is_some() { Method::PUT } else { Method::DELETE };
+    let path = format!("/v1/pools/{pool}/quarantine/{unit}");
+    let pool: api::Pool =
+        server.with(async |client| Ok(client.call(method, &path, spec, PATIENCE).await?))?;
+    if json {
+        return print_json(&pool);
+    }
+    let pools = [pool];
+    print!("{}{}", pools_table(&pools), quarantine_table(&pools));
+    Ok(())
 }
 
 impl Set {

@@ -162,7 +162,8 @@ pub struct Pool {
     pub held: u32,
     /// Units that nobody has.
     pub free: u32,
-    /// Units of leases that ended badly, kept back for a person.
+    /// Units kept back for a person: those of leases that ended badly, those that a person has
+    /// quarantined and nobody holds any more, and those that a dead site may still use.
     pub quarantined: u32,
     /// Requests that wait for it.
     pub waiting: u64,
@@ -177,6 +178,28 @@ pub struct Pool {
     /// of one pool only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unaccounted: Vec<String>,
+    /// Units that people have quarantined, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantine: Vec<Quarantined>,
+}
+
+/// A unit that a person has quarantined: nobody is granted it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// Its name; its number where it has none.
+    pub unit: String,
+    /// Why.
+    pub reason: String,
+    /// Whether somebody holds it still: then it goes when that one releases it.
+    pub held: bool,
+}
+
+/// The body of `PUT /v1/pools/{name}/quarantine/{unit}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutQuarantine {
+    /// Why, shown to others.
+    pub reason: String,
 }
 
 /// What happens to the units of a lease that is not renewed in time.
@@ -250,9 +273,9 @@ pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
-    /// `pool`, `semaphore`, `taken` and `added` (of a semaphore), `peer-reset`, `epoch` (it has
-    /// changed), `suspended` (no majority, nothing is granted here) or `departed` (the others went
-    /// on without this site).
+    /// `returned` (a unit that a person had quarantined), `pool`, `semaphore`, `taken` and `added`
+    /// (of a semaphore), `peer-reset`, `epoch` (it has changed), `suspended` (no majority, nothing
+    /// is granted here) or `departed` (the others went on without this site).
     pub event: Cow<'static, str>,
     /// Where.
     pub site: Arc<str>,

@@ -38,7 +38,9 @@ use tokio_stream::{Stream, StreamExt};
 use tracing::{debug, warn};
 
 use crate::access::Access;
-use crate::api::{AddSpec, Code, Error, PutPool, PutSemaphore, State, Submit, TakeSpec};
+use crate::api::{
+    AddSpec, Code, Error, PutPool, PutQuarantine, PutSemaphore, State, Submit, TakeSpec,
+};
 use crate::duration;
 use crate::site::Site;
 
@@ -74,6 +76,7 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/history", get(history))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
+        .route("/v1/pools/{name}/quarantine/{unit}", put(quarantine).delete(return_unit))
         .route("/v1/semaphores", get(semaphores))
         .route("/v1/semaphores/{name}", get(semaphore).put(put_semaphore).delete(remove_semaphore))
         .route("/v1/semaphores/{name}/p", post(take))
@@ -272,10 +275,10 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// The name in a path; a mistake in it gets an answer in JSON.
-struct Named(String);
+/// The name in a path, or several; a mistake in it gets an answer in JSON.
+struct Named<T = String>(T);
 
-impl<S: Send + Sync> FromRequestParts<S> for Named {
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
@@ -399,6 +402,24 @@ async fn put_pool(
 async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_pool(&name).await?;
     ok(&json!({"name": name, "state": "removed"}))
+}
+
+async fn quarantine(
+    Shared(app): Shared<App>,
+    Named((pool, unit)): Named<(String, String)>,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let PutQuarantine { reason } = body(request).await?;
+    app.site.quarantine(&pool, &unit, reason).await?;
+    ok(&app.site.pool(&pool).await?)
+}
+
+async fn return_unit(
+    Shared(app): Shared<App>,
+    Named((pool, unit)): Named<(String, String)>,
+) -> Answer {
+    app.site.return_unit(&pool, &unit).await?;
+    ok(&app.site.pool(&pool).await?)
 }
 
 async fn semaphores(Shared(app): Shared<App>) -> Answer {

@@ -5,15 +5,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use kofm_core::epoch::{self, Standing, Survey};
 use kofm_core::parts::SiteSet;
 use kofm_core::quorums::Arbitration;
-use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
+use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Unit, Units};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Members, OnExpiry};
-use crate::config::{Config, PoolConfig, SemaphoreConfig, semaphore_protocol_named};
+use crate::api::{self, Code, Members, OnExpiry};
+use crate::config::{Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named};
 use crate::engine::runs_in_a_site;
 
 /// Semaphores that a protocol may have over the life of a cluster.
 const MAX_NUMBERS: u16 = 60_000;
+/// Units that may be quarantined by people, in all pools together: every site keeps the reasons,
+/// and so does the store.
+const MAX_OUT: usize = 1000;
+/// Bytes of a reason.
+const MAX_REASON: usize = 200;
+/// Units whose names are told in an error.
+const SOME: usize = 8;
+/// What a record in the store begins with: its form, which changes with what a plan contains.
+const FORM: [u8; 5] = *b"kofm\x02";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,6 +79,8 @@ pub(crate) struct PlannedPool {
     pub arbitration: Option<Arbitration>,
     /// Takes no new requests: it is about to change.
     pub closed: bool,
+    /// Units that people have quarantined, and why. Nobody is granted one of them.
+    pub out: BTreeMap<u32, String>,
 }
 
 impl PlannedPool {
@@ -87,7 +98,23 @@ impl PlannedPool {
             },
             arbitration: pool.arbitration.clone(),
             closed: false,
+            out: BTreeMap::new(),
         }
+    }
+
+    /// The most that a demand may name.
+    pub(crate) fn usable(&self) -> u32 {
+        self.target.saturating_sub(u32::try_from(self.out.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The unit of that name; its number, where it has none.
+    fn unit_named(&self, name: &str) -> Option<u32> {
+        let named = self.names.iter().position(|it| it == name);
+        let named = named.and_then(|number| u32::try_from(number).ok());
+        let number = || name.parse().ok().filter(|&number: &u32| number < self.units);
+        // One that has a name is called by it.
+        let number = || number().filter(|&number| unit_name(&self.names, number) == name);
+        named.or_else(number)
     }
 
     /// As the protocol has it; nothing where a site of a later version made it.
@@ -179,6 +206,56 @@ impl Plan {
         pools.chain(semaphores).collect()
     }
 
+    /// Quarantines a unit, or gives it another reason; without one it is returned.
+    pub(crate) fn quarantine(
+        &mut self,
+        name: &str,
+        unit: &str,
+        reason: Option<String>,
+    ) -> Result<(), api::Error> {
+        let all: usize = self.pools.values().map(|pool| pool.out.len()).sum();
+        let known = self.pools.get_mut(name).filter(|_| !name.starts_with(SEAT));
+        let Some(pool) = known else {
+            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+            return Err(api::Error::new(Code::UnknownPool, text));
+        };
+        if pool.protocol != Kind::Roaming.name() {
+            let text = format!(
+                "units are quarantined one by one in pools with `{}`, and `{name}` is shared by \
+                 `{}`; make it smaller instead, with `kofm pool set`",
+                Kind::Roaming.name(),
+                pool.protocol
+            );
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        let Some(number) = pool.unit_named(unit) else {
+            let some = pool.names.iter().take(SOME).cloned().collect::<Vec<_>>().join(", ");
+            let are = match pool.names.len() {
+                0 => format!("its units are 0 to {}", pool.units.saturating_sub(1)),
+                1..=SOME => format!("its units are {some}"),
+                _ => format!("its units are {some}, …"),
+            };
+            let text = format!("pool `{name}` has no unit `{unit}`; {are}");
+            return Err(api::Error::new(Code::NotFound, text));
+        };
+        let Some(reason) = reason else {
+            let was = pool.out.remove(&number);
+            let text = format!("unit `{unit}` of pool `{name}` is not quarantined");
+            return was.map(drop).ok_or_else(|| api::Error::new(Code::NotFound, text));
+        };
+        let printable = !reason.chars().any(char::is_control);
+        if reason.trim().is_empty() || reason.len() > MAX_REASON || !printable {
+            let text = format!("`reason` is 1 to {MAX_REASON} bytes of printable text");
+            return Err(api::Error::new(Code::Malformed, text));
+        }
+        if all >= MAX_OUT && !pool.out.contains_key(&number) {
+            let text = format!("{MAX_OUT} units are quarantined; return some, or shrink the pool");
+            return Err(api::Error::new(Code::TooMany, text));
+        }
+        pool.out.insert(number, reason);
+        Ok(())
+    }
+
     /// Makes a pool, or changes it.
     pub(crate) fn put(&mut self, name: &str, pool: &PoolConfig) {
         let protocol = pool.protocol.name();
@@ -193,6 +270,9 @@ impl Plan {
         if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
             made.units = old.units;
             made.names.clone_from(&old.names);
+        }
+        if let Some(old) = old {
+            made.out = still_out(old, &made);
         }
         self.pools.insert(name.to_owned(), made);
     }
@@ -225,6 +305,42 @@ fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
     new.names.is_empty() || old.names == new.names
 }
 
+/// What people call a unit.
+fn unit_name(names: &[String], number: u32) -> String {
+    let name = usize::try_from(number).ok().and_then(|number| names.get(number));
+    name.cloned().unwrap_or_else(|| number.to_string())
+}
+
+/// What stays quarantined when a pool changes. Where other units take the place of the old ones,
+/// those of the same name are the same.
+fn still_out(old: &PlannedPool, new: &PlannedPool) -> BTreeMap<u32, String> {
+    let same = new.names.is_empty() || new.names.starts_with(&old.names);
+    let number = |number: u32| {
+        if same {
+            return Some(number).filter(|&number| number < new.units);
+        }
+        new.unit_named(&unit_name(&old.names, number))
+    };
+    let out = old.out.iter();
+    out.filter_map(|(&unit, reason)| Some((number(unit)?, reason.clone()))).collect()
+}
+
+/// A record as the store keeps it.
+pub(crate) fn pack(record: &epoch::Record<Plan>) -> Vec<u8> {
+    let body = postcard::to_extend(record, FORM.to_vec());
+    body.expect("a record is plain values")
+}
+
+/// A record from the store; why it cannot be read otherwise.
+pub(crate) fn unpack(bytes: &[u8]) -> Result<epoch::Record<Plan>, String> {
+    let body = bytes.strip_prefix(&FORM).ok_or_else(|| {
+        "the record was written by another version of kofm: start all sites with the same one, \
+         and where an older one was used before, with a fresh state_dir"
+            .to_owned()
+    })?;
+    postcard::from_bytes(body).map_err(|error| format!("the record is damaged: {error}"))
+}
+
 /// What is left of a demand, where some pools are gone.
 pub(crate) fn rest(stay: &[bool], demand: &Demand) -> Demand {
     demand.parts().filter(|it| stay.get(it.0.index()) == Some(&true)).collect()
@@ -252,6 +368,9 @@ impl epoch::Plan for Plan {
                 };
             }
             let pools = self.pools_of(kind);
+            let shared = self.pools.values().filter(|pool| pool.protocol == kind.name());
+            let out = shared
+                .flat_map(|pool| pool.out.keys().map(|&number| Unit { pool: pool.id, number }));
             let said = (0..).map(PoolId).zip(&pools);
             let said = said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
             Cluster {
@@ -263,6 +382,7 @@ impl epoch::Plan for Plan {
                     .collect(),
                 absent: absent.clone(),
                 root: self.root,
+                out: out.collect(),
                 ..Cluster::new(sites, 1)
             }
         };
@@ -270,6 +390,14 @@ impl epoch::Plan for Plan {
     }
 
     fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {
+        for (survey, kind) in surveys.iter_mut().zip(kinds()) {
+            // Whoever waits for more than is left would wait for ever, and others behind it.
+            let short = next.pools.values().filter(|pool| pool.protocol == kind.name());
+            let short = short.filter(|pool| !pool.out.is_empty());
+            let short: Vec<(PoolId, u32)> = short.map(|pool| (pool.id, pool.usable())).collect();
+            let fits = |demand: &Demand| short.iter().all(|it| demand.units(it.0).0 <= it.1);
+            survey.claims.retain(|_, Standing { demand, held }| held.is_some() || fits(demand));
+        }
         for (survey, stay) in surveys.iter_mut().zip(self.stay(next)) {
             if stay.iter().all(|stays| *stays) {
                 continue;
@@ -330,6 +458,118 @@ mod tests {
         plan.pools.remove("d");
         plan.put("e", &PoolConfig::new(3));
         assert_eq!(plan.pools["e"].id, PoolId(1));
+    }
+
+    fn named(names: &[&str]) -> PoolConfig {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        PoolConfig { units: u32::try_from(names.len()).unwrap(), names, ..PoolConfig::new(1) }
+    }
+
+    fn out(plan: &Plan, pool: &str) -> Vec<u32> {
+        plan.pools[pool].out.keys().copied().collect()
+    }
+
+    #[test]
+    fn what_is_quarantined_stays_so_when_its_pool_changes() {
+        let mut plan = plan(&[]);
+        plan.put("gpu", &named(&["a", "b", "c"]));
+        plan.quarantine("gpu", "b", Some("fan".into())).unwrap();
+        plan.quarantine("gpu", "b", Some("ECC".into())).unwrap();
+        assert_eq!(plan.pools["gpu"].out, BTreeMap::from([(1, "ECC".to_owned())]));
+        assert_eq!(plan.pools["gpu"].usable(), 2);
+        plan.put("gpu", &PoolConfig::new(2));
+        assert_eq!((out(&plan, "gpu"), plan.pools["gpu"].usable()), (vec![1], 1));
+        plan.put("gpu", &named(&["a", "b", "c", "d"]));
+        assert_eq!((out(&plan, "gpu"), plan.pools["gpu"].usable()), (vec![1], 3));
+        // Other units, among them the same one in another place.
+        plan.put("gpu", &named(&["x", "y", "b"]));
+        assert_eq!(out(&plan, "gpu"), [2]);
+        plan.put("gpu", &named(&["x", "y"]));
+        assert_eq!(out(&plan, "gpu"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn a_unit_is_quarantined_by_its_name_or_its_number() {
+        let mut plan = plan(&[("slot", 2), ("@a", 1)]);
+        plan.put("gpu", &named(&["a", "1"]));
+        let permission = PoolConfig { protocol: Kind::Permission, ..PoolConfig::new(2) };
+        plan.put("seat", &permission);
+        let why = |text: &str| Some(text.to_owned());
+        plan.quarantine("slot", "1", why("r")).unwrap();
+        plan.quarantine("gpu", "1", why("r")).unwrap();
+        assert_eq!((out(&plan, "slot"), out(&plan, "gpu")), (vec![1], vec![1]));
+        let before = plan.clone();
+        let long = "x".repeat(MAX_REASON + 1);
+        for (pool, unit, reason, code) in [
+            ("nix", "0", why("r"), Code::UnknownPool),
+            ("@a", "0", why("r"), Code::UnknownPool),
+            ("slot", "2", why("r"), Code::NotFound),
+            ("slot", "01", why("r"), Code::NotFound),
+            ("slot", "", why("r"), Code::NotFound),
+            ("gpu", "0", why("r"), Code::NotFound),
+            ("slot", "0", why(""), Code::Malformed),
+            ("slot", "0", why(" "), Code::Malformed),
+            ("slot", "0", why("\n"), Code::Malformed),
+            ("slot", "0", Some(long), Code::Malformed),
+            ("seat", "0", why("r"), Code::Unsupported),
+            ("slot", "0", None, Code::NotFound),
+            ("nix", "0", None, Code::UnknownPool),
+        ] {
+            let refused = plan.quarantine(pool, unit, reason).map_err(|it| it.error);
+            assert_eq!(refused, Err(code), "{pool} {unit}");
+        }
+        assert_eq!(plan, before);
+        plan.quarantine("slot", "1", None).unwrap();
+        assert_eq!(out(&plan, "slot"), [0_u32; 0]);
+    }
+
+    #[test]
+    fn only_so_many_reasons_are_kept() {
+        let mut plan = plan(&[("slot", 2000)]);
+        for unit in 0..MAX_OUT {
+            plan.quarantine("slot", &unit.to_string(), Some("r".into())).unwrap();
+        }
+        let one_more = plan.quarantine("slot", "1500", Some("r".into()));
+        assert_eq!(one_more.map_err(|it| it.error), Err(Code::TooMany));
+        plan.quarantine("slot", "0", Some("another".into())).unwrap();
+    }
+
+    #[test]
+    fn a_record_says_what_form_it_has() {
+        let mut plan = plan(&[("slot", 2)]);
+        plan.quarantine("slot", "1", Some("r".into())).unwrap();
+        let record = epoch::Record::first([(SiteId(0), 1)].into(), plan);
+        let bytes = pack(&record);
+        assert_eq!(unpack(&bytes), Ok(record.clone()));
+        assert_eq!(record.clusters()[roaming()].out, [unit(1)].into());
+        let older = postcard::to_stdvec(&record).unwrap();
+        assert!(unpack(&older).unwrap_err().contains("another version"));
+        assert!(unpack(&bytes[..bytes.len() - 1]).unwrap_err().contains("damaged"));
+    }
+
+    fn roaming() -> usize {
+        kinds().iter().position(|it| *it == Kind::Roaming).unwrap()
+    }
+
+    fn unit(number: u32) -> Unit {
+        Unit { pool: PoolId(0), number }
+    }
+
+    #[test]
+    fn who_waits_for_more_than_is_usable_ends() {
+        let old = plan(&[("a", 3)]);
+        let mut next = old.clone();
+        next.quarantine("a", "0", Some("r".into())).unwrap();
+        let claim = |time| Stamp { time, site: SiteId(0) };
+        let waits = |units| Standing { demand: Demand::one(PoolId(0), units), held: None };
+        let all = (0..3).map(unit).collect();
+        let holds = Standing { held: Some(all), ..waits(3) };
+        let mut surveys = vec![Survey::default(); kinds().len()];
+        surveys[roaming()].claims =
+            [(claim(1), waits(3)), (claim(2), waits(2)), (claim(3), holds)].into();
+        let carried = old.carry(&next, surveys);
+        let left: Vec<Stamp> = carried[roaming()].claims.keys().copied().collect();
+        assert_eq!(left, [claim(2), claim(3)]);
     }
 
     #[test]

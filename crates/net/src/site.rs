@@ -33,7 +33,6 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use kofm_core::SiteId;
-use kofm_core::epoch::Record;
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -48,7 +47,7 @@ use crate::config::{Config, Durability, PoolConfig};
 use crate::fast::Outbox;
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
-use crate::plan::Plan;
+use crate::plan::{self, Plan};
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Store};
@@ -568,6 +567,7 @@ impl Site {
             | Call::IsIdle(_)
             | Call::Count(_)
             | Call::Plan { .. }
+            | Call::Quarantine { .. }
             | Call::PlanSemaphore { .. }
             | Call::Leave(_) => None,
         };
@@ -617,6 +617,7 @@ impl Site {
             | Call::History(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
+            | Call::Quarantine { .. }
             | Call::PlanSemaphore { .. }
             | Call::Leave(_)) => self.call(call).await,
         }
@@ -810,8 +811,8 @@ async fn find_place(config: &mut Config) -> Result<(), StartError> {
             Ok(Beat::Steady(_)) => {}
             Ok(Beat::Moved(record)) => {
                 epoch = record.epoch;
-                let record: Record<Plan> = postcard::from_bytes(&record.body)
-                    .map_err(|_| StartError::Config("etcd has a record of another kind".into()))?;
+                let record = plan::unpack(&record.body)
+                    .map_err(|why| StartError::Config(format!("etcd: {why}")))?;
                 let sites = &record.plan.sites;
                 if sites.values().any(|it| it.0 == config.site) {
                     config.members = sites.values().cloned().collect();

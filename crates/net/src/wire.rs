@@ -8,7 +8,7 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.
@@ -260,8 +260,8 @@ mod tests {
 
     fn samples() -> Vec<(&'static str, Frame)> {
         let hello = Hello {
-            oldest: 1,
-            newest: 1,
+            oldest: 2,
+            newest: 2,
             cluster: "lab".into(),
             from: SiteId(0),
             to: SiteId(2),
@@ -273,23 +273,23 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d01010000150000006f7117150101036c61620002ac02000588\
+                "6b6f666d02010000150000002ad5a8640202036c61620002ac02000588\
                  8e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
-            ("6b6f666d0102000000000000e46fd9cb", Frame::Welcome),
-            ("6b6f666d01030000040000005a70181503026e6f", Frame::Refuse(refuse)),
+            ("6b6f666d020200000000000007685645", Frame::Welcome),
+            ("6b6f666d0203000004000000aaa2866203026e6f", Frame::Refuse(refuse)),
             (
-                "6b6f666d01040000050000008da93eb00780016869",
+                "6b6f666d020400000500000043c5f40d0780016869",
                 Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
             ),
-            ("6b6f666d01050000010000008e88d73b09", Frame::Ack { ack: 9 }),
-            ("6b6f666d0106000000000000f74b963f", Frame::Bye),
+            ("6b6f666d02050000010000004bb45a0209", Frame::Ack { ack: 9 }),
+            ("6b6f666d0206000000000000144c19b1", Frame::Bye),
             (
-                "6b6f666d0107000006000000b202da59036c61620162",
+                "6b6f666d02070000060000006927bb25036c61620162",
                 Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
             ),
-            ("6b6f666d0108000002000000c1806ae76869", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0208000002000000c23b5d0c6869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x01\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x02\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);
@@ -366,7 +366,7 @@ mod tests {
                 // A right header in front, so that bodies are reached.
                 let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
-                buffer.put_slice(b"kofm\x01");
+                buffer.put_slice(b"kofm\x02");
                 buffer.put_slice(&[kind, 0, 0]);
                 buffer.put_u32_le(u32::try_from(body.len()).unwrap());
                 let sum = checksum(&buffer[..12], &body);

@@ -102,6 +102,8 @@ fn call(rng: &mut Rng) -> (&'static str, String, Vec<u8>) {
         ("DELETE", "/v1/leases/L0-00", Value::Null),
         ("PUT", "/v1/pools/more", pool),
         ("DELETE", "/v1/pools/more", Value::Null),
+        ("PUT", "/v1/pools/more/quarantine/0", json!({"reason": "r"})),
+        ("DELETE", "/v1/pools/more/quarantine/0", Value::Null),
         ("PUT", "/v1/semaphores/s", json!({"value": 3, "protocol": "sem-token"})),
         ("POST", "/v1/semaphores/s/p", json!({"k": 2, "wait": "1ms"})),
         ("POST", "/v1/semaphores/s/v", json!({"m": 1})),
@@ -221,7 +223,7 @@ fn wrong_frames_are_refused() {
         let body: Vec<u8> = (0..length).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
         if rng.below(2) == 0 {
             // A right header and sum, so that bodies are reached.
-            buffer.put_slice(b"kofm\x01");
+            buffer.put_slice(b"kofm\x02");
             buffer.put_slice(&[u8::try_from(rng.below(9)).unwrap(), 0, 0]);
             buffer.put_u32_le(u32::try_from(body.len()).unwrap());
             let mut sum = crc32fast::Hasher::new();

@@ -319,6 +319,10 @@ async fn http_answers_as_the_contract_says() {
         ("GET", "/v1/requests/none", "", 404, "unknown-request"),
         ("POST", "/v1/leases/none/renew", "", 410, "gone"),
         ("GET", "/v1/pools/none", "", 404, "unknown-pool"),
+        ("PUT", "/v1/pools/none/quarantine/0", r#"{"reason":"r"}"#, 404, "unknown-pool"),
+        ("PUT", "/v1/pools/gpu/quarantine/0", "{}", 422, "malformed"),
+        ("PUT", "/v1/pools/gpu/quarantine/0", r#"{"reason":"r"}"#, 501, "unsupported"),
+        ("GET", "/v1/pools/gpu/quarantine/0", "", 405, "method"),
         ("GET", "/nowhere", "", 404, "not-found"),
         ("PATCH", "/v1/pools", "", 405, "method"),
     ] {

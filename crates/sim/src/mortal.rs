@@ -34,6 +34,8 @@ pub struct Budget {
     pub doubts: u32,
     /// A new size of the first pool, asked for once.
     pub resize: Option<u32>,
+    /// How often the first unit is taken out of use, or returned if it is.
+    pub outages: u32,
     /// Whether only the first living site notices that others are gone or over: fewer worlds.
     pub calm: bool,
 }
@@ -135,6 +137,8 @@ pub enum Action<T> {
     Over(SiteId, u64),
     /// A site asks for another size of the first pool.
     Resize(SiteId),
+    /// A site asks for the first unit to be taken out of use, or to be returned.
+    Outage(SiteId),
 }
 
 impl<P: Protocol, R: Rules> World<P, R> {
@@ -314,6 +318,11 @@ impl<P: Protocol, R: Rules> World<P, R> {
         if budget.resize.is_some() && member.epochs().phase() == Phase::Running {
             list.push(Action::Resize(site));
         }
+        // One after the other, as from one person.
+        let settled = self.common.store.epoch == record.epoch && self.common.proposals.is_empty();
+        if budget.outages > 0 && settled && member.epochs().phase() == Phase::Running {
+            list.push(Action::Outage(site));
+        }
     }
 
     /// A frame of the protocol waits while the receiver's lease is over.
@@ -429,6 +438,14 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let units = Arc::make_mut(&mut self.common).budget.resize.take();
                 let mut plan = self.common.store.plan.clone();
                 plan.pools[0] = Units(units.expect("it was allowed"));
+                self.change(site, epoch::Input::Configure(plan))
+            }
+            Action::Outage(site) => {
+                Arc::make_mut(&mut self.common).budget.outages -= 1;
+                let mut plan = self.common.store.plan.clone();
+                if !plan.out.remove(&FIRST) {
+                    plan.out.insert(FIRST);
+                }
                 self.change(site, epoch::Input::Configure(plan))
             }
         }
@@ -640,15 +657,27 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let idle: Option<Vec<Vec<Unit>>> =
             living().map(|member| member.protocol().and_then(P::idle_units)).collect();
         if let Some(idle) = idle.filter(|idle| !idle.is_empty()) {
-            let all: u64 =
-                self.common.store.plan.pools.iter().map(|units| u64::from(units.0)).sum();
+            let plan = &self.common.store.plan;
+            let all = usable(plan);
             let here = idle.iter().map(Vec::len).sum::<usize>() as u64;
+            if idle.iter().flatten().any(|unit| plan.out.contains(unit)) {
+                return Err(Violation::new("out of use", "a unit that is out lies idle"));
+            }
             if here != all {
                 return Err(Violation::new("units", format!("{here} of {all} units are left")));
             }
         }
         Ok(())
     }
+}
+
+/// The unit that is taken out of use.
+const FIRST: Unit = Unit { pool: PoolId(0), number: 0 };
+
+/// All units that may be granted.
+pub(crate) fn usable(plan: &Cluster) -> u64 {
+    let pools = (0..).map(PoolId).take(plan.pools.len());
+    pools.filter_map(|pool| plan.usable(pool)).map(|units| u64::from(units.0)).sum()
 }
 
 /// What the clients of a site see.
@@ -668,13 +697,18 @@ fn local<P: Protocol, R: Rules>(
                 return Err(Violation::new("one grant", detail));
             };
             client.held = Some(units.clone());
+            let plan = seat.member.as_ref().map(|member| &member.epochs().record().plan);
+            let out = |unit: &&Unit| plan.is_some_and(|plan| plan.out.contains(unit));
+            if let Some(unit) = units.iter().find(out) {
+                let detail = format!("{claim} was granted {unit}");
+                return Err(Violation::new("out of use", detail));
+            }
         }
         Effect::Revoke { claim } => drop(seat.clients.remove(claim)),
         Effect::Reject { claim, .. } => {
             let client = seat.clients.remove(claim);
-            let fits = |(pool, units): (PoolId, Units)| {
-                plan.pools.get(pool.index()).is_some_and(|all| units <= *all)
-            };
+            let fits =
+                |(pool, units): (PoolId, Units)| plan.usable(pool).is_some_and(|all| units <= all);
             if client.is_some_and(|client| client.demand.parts().all(fits)) {
                 return Err(Violation::new("claims", format!("{claim} was lost")));
             }

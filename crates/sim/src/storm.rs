@@ -13,9 +13,10 @@ use kofm_core::epoch::{
     self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, Demand, Effect, Input, InputOf, Protocol, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, Demand, Effect, Input, InputOf, PoolId, Protocol, SiteId, Stamp, Unit};
 
 use crate::faults::Fault;
+use crate::mortal::usable;
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
@@ -37,7 +38,19 @@ const LASTS: Span = Span::Exponential(100.0);
 /// Runs to the end: all claims made, granted and released, and everything healed. With `memory`
 /// a site that comes back remembers what it had granted.
 pub fn run<P: Protocol, R: Rules>(setup: &Setup, rules: R, memory: bool) -> Report {
+    play(Storm::<P, R>::new(setup, rules, memory))
+}
+
+/// The same, where units are taken out of use and returned all the time. Of each pool, as many are
+/// left as somebody may ask for.
+pub fn run_with_outages<P: Protocol, R: Rules>(setup: &Setup, rules: R, memory: bool) -> Report {
     let mut storm = Storm::<P, R>::new(setup, rules, memory);
+    let first = EVERY.draw(&mut storm.outages);
+    storm.schedule(first, Event::Outage);
+    play(storm)
+}
+
+fn play<P: Protocol, R: Rules>(mut storm: Storm<'_, P, R>) -> Report {
     storm.start();
     while let Some(Reverse((at, _, place))) = storm.events.pop() {
         storm.now = at;
@@ -84,6 +97,8 @@ enum Event<P: Protocol> {
     Strike {
         fault: Fault,
     },
+    /// Somebody takes a unit out of use, or returns one.
+    Outage,
     Restart {
         site: SiteId,
     },
@@ -130,7 +145,7 @@ enum Event<P: Protocol> {
 enum Parcel<M> {
     /// I live.
     Ping,
-    Frame(Frame<M>),
+    Frame(Box<Frame<M>>),
 }
 
 struct Place<P: Protocol, R: Rules> {
@@ -190,6 +205,7 @@ struct Storm<'a, P: Protocol, R: Rules> {
     demands: Rng,
     times: Rng,
     weather: Rng,
+    outages: Rng,
     report: Report,
 }
 
@@ -242,6 +258,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             demands: seed.fork(2),
             times: seed.fork(3),
             weather,
+            outages: seed.fork(5),
             report: Report::new(P::NAME, setup),
         }
     }
@@ -315,6 +332,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             | Event::Learn { site, .. }
             | Event::Over { site, .. } => Some(*site),
             Event::Strike { .. }
+            | Event::Outage
             | Event::Restart { .. }
             | Event::Renew { .. }
             | Event::Propose { .. }
@@ -350,6 +368,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 }
             }
             Event::Strike { fault } => self.strike(fault),
+            Event::Outage => self.outage(),
             Event::Restart { site } => self.begin_life(site),
             Event::Beat { site } => self.beat(site),
             Event::Renew { site, life, epoch, sent } => self.renew(site, life, epoch, sent),
@@ -426,6 +445,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let place = self.place(to);
         place.heard[from.index()] = now;
         let (Some(member), Parcel::Frame(frame)) = (&place.member, parcel) else { return };
+        let frame = *frame;
         if member.keeps(&frame) {
             place.kept.push_back((from, frame));
             return;
@@ -490,7 +510,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
                 }
-                self.send(site, to, Parcel::Frame(frame));
+                self.send(site, to, Parcel::Frame(Box::new(frame)));
             }
             MemberEffect::Local(Effect::Grant { claim, fence, units }) => {
                 self.granted(site, claim, fence, &units);
@@ -653,7 +673,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 let i = self.weather.below(others.len() as u64);
                 let to = others[usize::try_from(i).expect("a small number")];
                 let join = self.member(site).expect("it lives").join();
-                self.send(site, to, Parcel::Frame(join));
+                self.send(site, to, Parcel::Frame(Box::new(join)));
             }
         }
         let silence = self.local(site, SILENCE);
@@ -705,6 +725,36 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             }
             Fault::ClockRate | Fault::ArbitraryStart | Fault::Corrupt(_) => {}
         }
+    }
+
+    /// Whoever notices that a unit is broken, or whole again, says so to a site.
+    fn outage(&mut self) {
+        if self.remaining == 0 {
+            return;
+        }
+        let next = self.now + EVERY.draw(&mut self.outages) / 4;
+        self.schedule(next, Event::Outage);
+        let mut draw = |below: usize| {
+            usize::try_from(self.outages.below(below as u64)).expect("below what was a usize")
+        };
+        let site = SiteId(u16::try_from(draw(self.places.len())).expect("a small number"));
+        let pool = draw(self.setup.cluster.pools.len());
+        let units = self.setup.cluster.pools[pool].0;
+        let number = u32::try_from(draw(units as usize)).expect("below the units of a pool");
+        let unit = Unit { pool: PoolId(u16::try_from(pool).expect("a small number")), number };
+        if self.places[site.index()].paused > self.now {
+            return;
+        }
+        self.check_lease(site);
+        let Some(member) = self.member(site).filter(|member| member.may_grant()) else { return };
+        let mut plan = member.epochs().record().plan.clone();
+        if !plan.out.remove(&unit) {
+            if plan.usable(unit.pool).is_none_or(|left| left.0 <= self.setup.k.1.min(units)) {
+                return;
+            }
+            plan.out.insert(unit);
+        }
+        self.change(site, epoch::Input::Configure(plan));
     }
 
     fn crash(&mut self, site: SiteId) {
@@ -811,6 +861,11 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         if self.leases.get(&(site, life)).is_none_or(|&until| until <= self.now) {
             self.oracle.violate("lease", format!("{claim} was granted without one"));
         }
+        let plan = self.member(site).map(|member| &member.epochs().record().plan);
+        let out = |unit: &&Unit| plan.is_some_and(|plan| plan.out.contains(unit));
+        if let Some(unit) = units.iter().find(out) {
+            self.oracle.violate("out of use", format!("{claim} was granted {unit}"));
+        }
         let Some(number) = self.oracle.granted(claim, fence, units) else { return };
         let waits = |&client: &usize| {
             self.clients[client].is_some_and(|live| live.claim == claim && live.life == life)
@@ -915,7 +970,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         let idle: Option<Vec<Vec<Unit>>> =
             living().map(|member| member.protocol().and_then(P::idle_units)).collect();
         if let Some(idle) = idle.filter(|_| restless == 0) {
-            let all: u64 = self.store.plan.pools.iter().map(|units| u64::from(units.0)).sum();
+            let all = usable(&self.store.plan);
             let here = idle.iter().map(Vec::len).sum::<usize>() as u64;
             if here != all {
                 wrong.push(("units", format!("{here} of {all} units are left")));

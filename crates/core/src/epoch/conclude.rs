@@ -262,6 +262,7 @@ fn missing(
 fn trim(survey: &mut Survey, cluster: &Cluster) {
     let units_of = |pool: PoolId| cluster.pools.get(pool.index()).copied();
     let exists = |unit: &Unit| units_of(unit.pool).is_some_and(|units| unit.number < units.0);
+    let granted = |unit: &Unit| exists(unit) && !cluster.out.contains(unit);
     let serves = survey.counts.is_some();
     survey.claims.retain(|_, Standing { demand, held }| {
         if let Some(units) = held {
@@ -272,11 +273,12 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
             !demand.is_empty()
         } else {
             // What a semaphore has not got, somebody may add.
-            let fits = |(pool, units)| units_of(pool).is_some_and(|all| serves || units <= all);
+            let fits =
+                |(pool, units)| cluster.usable(pool).is_some_and(|all| serves || units <= all);
             demand.parts().all(fits)
         }
     });
-    survey.idle.retain(|unit, site| exists(unit) && !cluster.absent.contains(*site));
+    survey.idle.retain(|unit, site| granted(unit) && !cluster.absent.contains(*site));
     survey.withheld_units.retain(exists);
     survey.withheld.retain(|&pool, _| units_of(pool).is_some());
     let named: BTreeSet<PoolId> = survey.withheld_units.iter().map(|unit| unit.pool).collect();

@@ -338,7 +338,7 @@ fn give_back(claims: &mut BTreeMap<Stamp, Standing>, claim: Stamp, part: Option<
 /// Why a claim has no place in a cluster any more.
 fn why_ended(cluster: &Cluster, demand: &Demand) -> Rejection {
     for (pool, units) in demand.parts() {
-        match cluster.pools.get(pool.index()).copied() {
+        match cluster.usable(pool) {
             None => return Rejection::UnknownPool(pool),
             Some(capacity) if units > capacity => {
                 return Rejection::TooMany { pool, units, capacity };

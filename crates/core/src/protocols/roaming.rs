@@ -256,8 +256,8 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for unit in freed {
             let pool = self.touch(unit.pool, &mut turn);
-            if unit.number >= pool.capacity {
-                // The pool was made smaller while it was in use.
+            if !pool.has(unit.number) && R::DROPS_WHAT_IS_OUT {
+                // The pool was made smaller while it was in use, or this unit taken out of it.
                 continue;
             }
             pool.idle.push_back(unit.number);

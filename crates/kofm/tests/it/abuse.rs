@@ -30,8 +30,8 @@ fn garbage_on_every_port_changes_nothing() {
         let mut bytes = garbage(seed, 200);
         match seed % 5 {
             // A right header with a wrong body, a frame that is too long, a wrong version.
-            0 => bytes.splice(0..5, *b"kofm\x01").for_each(drop),
-            1 => bytes.splice(0..12, *b"kofm\x01\x04\0\0\xff\xff\xff\xff").for_each(drop),
+            0 => bytes.splice(0..5, *b"kofm\x02").for_each(drop),
+            1 => bytes.splice(0..12, *b"kofm\x02\x04\0\0\xff\xff\xff\xff").for_each(drop),
             2 => bytes.splice(0..5, *b"kofm\x09").for_each(drop),
             3 => bytes.splice(0..24, *b"POST /v1/requests HTTP/1").for_each(drop),
             _ => {}

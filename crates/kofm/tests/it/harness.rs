@@ -191,6 +191,15 @@ pub(crate) fn serve(config: &PathBuf) -> (Child, String) {
     (child, http)
 }
 
+/// What a site answers, with its head.
+pub(crate) fn get(http: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(http.trim_start_matches("http://")).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
 /// Waits for something that must become true, however slow the machine is.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -8,6 +8,7 @@ mod guard;
 mod harness;
 mod lab;
 mod links;
+mod quarantine;
 mod scenarios;
 mod semaphores;
 mod tree;

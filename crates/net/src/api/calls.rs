@@ -105,6 +105,12 @@ pub(crate) enum Call {
         name: String,
         pool: Option<PlannedPool>,
     },
+    /// Quarantines a unit of a pool for a reason, with the next epoch; without one it is returned.
+    Quarantine {
+        pool: String,
+        unit: String,
+        reason: Option<String>,
+    },
     /// A site leaves the cluster, with the next epoch.
     Leave(String),
 }

@@ -41,6 +41,7 @@ use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::epochs::{Change, Doors, Note, View};
 pub(crate) use self::gangs::total;
+pub(in crate::site) use self::plans::return_first;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -143,6 +144,8 @@ pub(crate) struct PoolState {
     pub limit: u32,
     /// Units that a departed site may still use.
     pub withheld: BTreeSet<u32>,
+    /// Units that people have quarantined, and why.
+    pub out: BTreeMap<u32, String>,
 }
 
 pub(crate) struct Core {
@@ -259,7 +262,14 @@ pub(crate) struct Pool {
     closed: bool,
     /// Units that a departed site may still use.
     withheld: BTreeSet<u32>,
+    /// Units that people have quarantined, and why.
+    out: BTreeMap<u32, String>,
+    /// Those of them that this site counts while nobody holds them.
+    keeps: BTreeSet<u32>,
 }
+
+/// Quarantined units that are named where they are in the way.
+const SHOWN: usize = 3;
 
 impl Pool {
     fn new(name: Arc<str>, config: PoolConfig) -> Self {
@@ -275,7 +285,36 @@ impl Pool {
             gone: false,
             closed: false,
             withheld: BTreeSet::new(),
+            out: BTreeMap::new(),
+            keeps: BTreeSet::new(),
         }
+    }
+
+    /// Whether so many units are not left, because some are quarantined.
+    fn lacks(&self, units: u32) -> bool {
+        let out = u32::try_from(self.out.len()).unwrap_or(u32::MAX);
+        out > 0 && units > self.limit.saturating_sub(out)
+    }
+
+    /// Why so many units are never granted.
+    fn refusal(&self, units: u32) -> String {
+        let Self { name, limit, .. } = self;
+        let asked = format!("{units} units asked of pool `{name}`, which has {limit}");
+        if units > *limit {
+            return format!("{asked}; it would never be granted");
+        }
+        let list = self.out.iter().take(SHOWN);
+        let list = list.map(|(&unit, why)| format!("{} ({why})", self.config.unit_name(unit)));
+        let list: Vec<String> = list.collect();
+        let more = if self.out.len() > SHOWN { ", …" } else { "" };
+        let (out, list) = (self.out.len(), list.join(", "));
+        format!("{asked}, {out} of them quarantined: {list}{more}; `kofm pool return` ends that")
+    }
+
+    /// Units kept back for a person, of which this site keeps count.
+    pub(super) fn kept_back(&self) -> usize {
+        let out = self.keeps.iter().filter(|unit| !self.used.contains_key(unit)).count();
+        self.quarantined as usize + out
     }
 }
 

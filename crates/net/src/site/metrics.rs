@@ -84,9 +84,10 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
         let held = pool.used.len().saturating_sub(pool.quarantined as usize);
         out.put("kofm_pool_units_held", &[("pool", &pool.name)], held);
     }
-    out.head("kofm_pool_units_quarantined", "gauge", "Units this site keeps for a person.");
+    let help = "Units kept back for a person; each is counted at one site.";
+    out.head("kofm_pool_units_quarantined", "gauge", help);
     for pool in pools() {
-        out.put("kofm_pool_units_quarantined", &[("pool", &pool.name)], pool.quarantined);
+        out.put("kofm_pool_units_quarantined", &[("pool", &pool.name)], pool.kept_back());
     }
     out.head("kofm_requests_waiting", "gauge", "Requests that wait at this site.");
     for pool in pools() {

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::core::{Command, PoolState};
+use super::core::{Command, PoolState, return_first};
 use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
@@ -94,7 +94,8 @@ impl Site {
         let Some(pool) = pools.into_iter().find(|pool| pool.name == name) else {
             return Ok(Vec::new());
         };
-        let wrong = misplaced(pool.config.units, seen, &pool.withheld);
+        let out = pool.out.into_keys().collect();
+        let wrong = misplaced(pool.config.units, seen, &pool.withheld, &out);
         Ok(wrong.into_iter().map(|number| pool.config.unit_name(number)).collect())
     }
 
@@ -146,6 +147,9 @@ impl Site {
                 let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
                 old.protocol != protocol || named
             });
+            if state.is_some_and(|it| it.config.protocol != protocol && !it.out.is_empty()) {
+                return Err(api::Error::new(Code::InUse, return_first(name)));
+            }
             if old.is_none() && pools.len() >= MAX_POOLS {
                 let text = format!("there are {MAX_POOLS} pools");
                 return Err(api::Error::new(Code::TooMany, text));
@@ -193,6 +197,39 @@ impl Site {
             site.command(Command::OpenPool(name.to_owned())).await?;
         }
         Ok(())
+    }
+
+    /// Takes a unit out of use, or gives it another reason: nobody is granted it before it is
+    /// returned. Whoever holds it keeps it, and it goes when it is released.
+    pub async fn quarantine(
+        &self,
+        pool: &str,
+        unit: &str,
+        reason: String,
+    ) -> Result<(), api::Error> {
+        self.change_quarantine(pool, unit, Some(reason)).await
+    }
+
+    /// Puts a unit to use again that was quarantined.
+    pub async fn return_unit(&self, pool: &str, unit: &str) -> Result<(), api::Error> {
+        self.change_quarantine(pool, unit, None).await
+    }
+
+    async fn change_quarantine(
+        &self,
+        pool: &str,
+        unit: &str,
+        reason: Option<String>,
+    ) -> Result<(), api::Error> {
+        if self.0.view.is_none() {
+            self.pool(pool).await?;
+            let text = "units are quarantined one by one in clusters of several sites, each with \
+                        its own `kofm serve`; this one is a single process: make the pool smaller \
+                        with `kofm pool set`, or have somebody hold the unit";
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        let (pool, unit) = (pool.to_owned(), unit.to_owned());
+        self.next_epoch(Call::Quarantine { pool, unit, reason }).await
     }
 
     /// Changes a pool with the next epoch, at all sites or at none. One that is to go, or to move
@@ -363,13 +400,23 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
     Err(api::Error::new(Code::UnknownPool, format!("there is no pool `{name}`")))
 }
 
-/// The units that were not seen exactly once, apart from those that are kept back.
-fn misplaced(units: u32, seen: Vec<u32>, withheld: &BTreeSet<u32>) -> Vec<u32> {
+/// The units that were not seen exactly once, apart from those that are kept back. Those that are
+/// quarantined may be with their holders still.
+fn misplaced(
+    units: u32,
+    seen: Vec<u32>,
+    withheld: &BTreeSet<u32>,
+    out: &BTreeSet<u32>,
+) -> Vec<u32> {
     let mut times: BTreeMap<u32, u32> = BTreeMap::new();
     for number in seen {
         *times.entry(number).or_default() += 1;
     }
-    let wrong = |number: &u32| times.get(number) != Some(&1) && !withheld.contains(number);
+    let wrong = |number: &u32| match times.get(number) {
+        Some(1) => false,
+        Some(_) => !withheld.contains(number),
+        None => !withheld.contains(number) && !out.contains(number),
+    };
     (0..units).filter(wrong).collect()
 }
 
@@ -388,13 +435,21 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             }
         }
     }
-    let view = |PoolState { name, config, withheld, .. }: PoolState| {
+    let view = |PoolState { name, config, withheld, out, .. }: PoolState| {
         let pool = used.get(name.as_str());
-        let withheld =
-            withheld.iter().filter(|number| pool.is_none_or(|pool| !pool.contains_key(number)));
-        let withheld = u32::try_from(withheld.count()).unwrap_or(u32::MAX);
+        let with = |number: &u32| pool.and_then(|pool| pool.get(number));
+        let quarantine = out.iter().map(|(number, reason)| api::Quarantined {
+            unit: config.unit_name(*number),
+            reason: reason.clone(),
+            held: with(number).is_some_and(|unit| !unit.drained),
+        });
+        let quarantine = quarantine.collect();
+        // Whoever holds one that is out still counts as holding it.
+        let kept: BTreeSet<u32> = withheld.into_iter().chain(out.into_keys()).collect();
+        let kept = kept.iter().filter(|number| with(number).is_none()).count();
+        let kept = u32::try_from(kept).unwrap_or(u32::MAX);
         // A pool that was made smaller may still have holders of units that are gone.
-        let most = usize::try_from(config.units.saturating_sub(withheld)).unwrap_or(usize::MAX);
+        let most = usize::try_from(config.units.saturating_sub(kept)).unwrap_or(usize::MAX);
         let used: Vec<&UsedUnit> = pool.into_iter().flat_map(BTreeMap::values).take(most).collect();
         let number = |which: &dyn Fn(&UsedUnit) -> bool| {
             u32::try_from(used.iter().filter(|unit| which(unit)).count()).unwrap_or(u32::MAX)
@@ -406,13 +461,14 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
         api::Pool {
             units,
             held,
-            free: units - held - quarantined - withheld,
-            quarantined: quarantined + withheld,
+            free: units - held - quarantined - kept,
+            quarantined: quarantined + kept,
             waiting: waiting.get(name.as_str()).copied().unwrap_or(0),
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,
             names: config.names,
             unaccounted: Vec::new(),
+            quarantine,
             name,
         }
     };
@@ -426,7 +482,11 @@ mod tests {
     #[test]
     fn units_that_are_nowhere_or_at_two_sites_are_found() {
         let kept = BTreeSet::from([4]);
-        assert_eq!(misplaced(5, vec![3, 0, 2, 1], &kept), [0_u32; 0]);
-        assert_eq!(misplaced(5, vec![3, 0, 3], &kept), [1, 2, 3]);
+        let none = BTreeSet::new();
+        assert_eq!(misplaced(5, vec![3, 0, 2, 1], &kept, &none), [0_u32; 0]);
+        assert_eq!(misplaced(5, vec![3, 0, 3], &kept, &none), [1, 2, 3]);
+        // A quarantined one is with its holder or nowhere, but not at two sites.
+        assert_eq!(misplaced(3, vec![0, 1], &none, &BTreeSet::from([1, 2])), [0_u32; 0]);
+        assert_eq!(misplaced(3, vec![0, 1, 1], &none, &BTreeSet::from([1, 2])), [1]);
     }
 }

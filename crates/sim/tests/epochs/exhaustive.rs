@@ -37,11 +37,11 @@ impl Case {
     }
 
     /// Everything is fine in so many worlds.
-    fn holds<P: Protocol>(self, states: u64) {
+    pub(crate) fn holds<P: Protocol>(self, states: u64) {
         self.holds_on::<P>(Topology::Full, Timers::Never, states);
     }
 
-    fn holds_on<P: Protocol>(self, topology: Topology, timers: Timers, states: u64) {
+    pub(crate) fn holds_on<P: Protocol>(self, topology: Topology, timers: Timers, states: u64) {
         let found = self.explore_on::<P, _>(topology, timers, Sound, 10_000_000);
         if let Some((violation, way)) = &found.violation {
             let (property, detail) = (violation.property, &violation.detail);
@@ -57,8 +57,15 @@ impl Case {
 }
 
 /// One site dies and does not come back.
-pub(crate) const CRASH: Budget =
-    Budget { crashes: 1, restarts: 0, memory: false, doubts: 0, resize: None, calm: false };
+pub(crate) const CRASH: Budget = Budget {
+    crashes: 1,
+    restarts: 0,
+    memory: false,
+    doubts: 0,
+    resize: None,
+    outages: 0,
+    calm: false,
+};
 /// One site dies and may come back without memory.
 pub(crate) const RESTART: Budget = Budget { restarts: 1, calm: true, ..CRASH };
 /// One site dies and may come back with what was granted.

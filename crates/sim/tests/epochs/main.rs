@@ -6,4 +6,5 @@
 
 mod exhaustive;
 mod mutants;
+mod outages;
 mod seeds;

@@ -27,8 +27,8 @@ impl<R: Rules> Roaming<R> {
             return Err(PeerFault::Unexpected("units out of order"));
         }
         for unit in &part.units {
-            if *unit >= pool.capacity {
-                return Err(PeerFault::Unexpected("a unit that does not exist"));
+            if !pool.has(*unit) {
+                return Err(PeerFault::Unexpected("a unit that does not exist or is out of use"));
             }
             if pool.owned.contains(unit) {
                 return Err(PeerFault::Unexpected("a unit that is here"));

@@ -4,7 +4,10 @@
 //! their way. Every member knows from the survey where each unit is now: with the claim that holds
 //! it, or idle at a site. Units that are nowhere, because they are new or were on their way, are
 //! dealt out. Units that a departed site may use are out of use: the switchboard does not know of
-//! them, so asks for them wait there until an epoch begins in which they are free.
+//! them, so asks for them wait there until an epoch begins in which they are free. The same goes
+//! for units that the cluster has out of use, but nobody waits for those: who asks for more than
+//! the rest is refused. Whoever holds one keeps it, and when it is released it is nowhere, until an
+//! epoch begins in which it is dealt out again.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -32,13 +35,21 @@ impl<R: Rules> Roaming<R> {
             if pool.desk == me {
                 pool.board = Some(Board::new());
             }
+            let out = Unit { pool: id, number: 0 }..Unit { pool: id, number: units.0 };
+            cluster.out.range(out).for_each(|unit| pool.take_out(unit.number));
             for number in 0..units.0 {
                 let unit = Unit { pool: id, number };
+                if !pool.has(number) && R::HIDES_WHAT_IS_OUT {
+                    continue;
+                }
                 if let Some(&site) = holders.get(&unit) {
                     pool.find(number, site, me, false);
                 } else if !survey.withheld_units.contains(&unit) {
-                    let idle = survey.idle.get(&unit).copied();
-                    pool.find(number, idle.unwrap_or_else(|| deal(unit, &members)), me, true);
+                    let dealt = R::DEALS_AGAIN || *survey == Survey::default();
+                    let dealt = dealt.then(|| deal(unit, &members));
+                    if let Some(site) = survey.idle.get(&unit).copied().or(dealt) {
+                        pool.find(number, site, me, true);
+                    }
                 }
             }
             pool

@@ -13,8 +13,12 @@ use crate::types::{PoolId, SiteId, Stamp};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Pool {
     pub(super) id: PoolId,
-    /// Units in the whole cluster.
+    /// Units in the whole cluster, without those that are out of use.
     pub(super) capacity: u32,
+    /// Their numbers are below this.
+    pub(super) end: u32,
+    /// The units that are out of use: unknown to everybody but to those who hold them.
+    pub(super) out: BTreeSet<u32>,
     /// The units that this site owns.
     pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
@@ -66,6 +70,8 @@ impl Pool {
         Self {
             id,
             capacity: units,
+            end: units,
+            out: BTreeSet::new(),
             owned: BTreeSet::new(),
             idle: VecDeque::new(),
             queue: Queue::new(),
@@ -81,6 +87,18 @@ impl Pool {
             desk,
             board: None,
         }
+    }
+
+    /// Takes a unit out of use, before anybody has found it.
+    pub(super) fn take_out(&mut self, unit: u32) {
+        if unit < self.end && self.out.insert(unit) {
+            self.capacity -= 1;
+        }
+    }
+
+    /// Whether a unit of this number may be granted.
+    pub(super) fn has(&self, unit: u32) -> bool {
+        unit < self.end && !self.out.contains(&unit)
     }
 
     /// An own claim waits from now on.

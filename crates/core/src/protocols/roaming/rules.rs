@@ -33,6 +33,12 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const SEEKS_AGAIN: bool = true;
     /// What is given away is no longer owned.
     const LETS_GO: bool = true;
+    /// Of a unit that is out of use nobody knows as an epoch begins.
+    const HIDES_WHAT_IS_OUT: bool = true;
+    /// A unit that was taken out of the pool while it was held is gone when it is released.
+    const DROPS_WHAT_IS_OUT: bool = true;
+    /// A unit that is nowhere as a later epoch begins is dealt out.
+    const DEALS_AGAIN: bool = true;
 }
 
 /// The rules as they are meant.

@@ -26,7 +26,7 @@ use crate::api::{self, State};
 use crate::boottime::Moment;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
-use crate::plan::{Plan, kinds};
+use crate::plan::{self, Plan, kinds};
 use crate::site::keeper::{self, News};
 use crate::store;
 
@@ -339,7 +339,7 @@ impl Core {
             change.proposal = None;
             return;
         };
-        let body = postcard::to_stdvec(&**record).unwrap_or_default();
+        let body = plan::pack(record);
         // A full queue has a proposal in it already; the next beat reminds us of this one.
         change.proposals.try_send(store::Record { epoch: record.epoch, body }).ok();
     }
@@ -389,9 +389,15 @@ impl Core {
                     change.publish();
                 }
             }
-            News::Decided(record) => match postcard::from_bytes::<Record<Plan>>(&record.body) {
+            News::Decided(record) => match plan::unpack(&record.body) {
                 Ok(record) => self.feed(Input::Decided(Arc::new(record))),
-                Err(error) => error!(%error, "the store has a record that is not ours"),
+                Err(why) => {
+                    if change.trouble.as_ref() != Some(&why) {
+                        error!(%why, "the store has a record that this site cannot read");
+                    }
+                    change.trouble = Some(why);
+                    change.publish();
+                }
             },
             News::Trouble(why) => {
                 if change.trouble.as_ref() != Some(&why) {

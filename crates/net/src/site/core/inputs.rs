@@ -134,6 +134,7 @@ impl Core {
                     config: pool.config.clone(),
                     limit: pool.limit,
                     withheld: pool.withheld.clone(),
+                    out: pool.out.clone(),
                 });
                 reply.send(list.collect()).ok();
             }
@@ -254,6 +255,9 @@ impl Core {
                 return self.edit(Edit::Semaphore(name, semaphore), reply);
             }
             Call::Plan { name, pool } => return self.edit(Edit::Pool(name, pool), reply),
+            Call::Quarantine { pool, unit, reason } => {
+                return self.edit(Edit::Quarantine(pool, unit, reason), reply);
+            }
             Call::Leave(name) => return self.edit(Edit::Leave(name), reply),
         };
         self.respond(reply, answer);

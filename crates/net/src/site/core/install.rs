@@ -1,6 +1,7 @@
 //! A site enters an epoch: what it reports of itself, how it takes over what the record says, and
 //! what is left of it where the others went on without it.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -15,6 +16,18 @@ use crate::boottime::Moment;
 use crate::engine;
 use crate::names::Names;
 use crate::plan::{Plan, kinds, rest};
+
+/// Why a request has no place in an epoch, where nothing else is said.
+const GONE: &str = "its pool was removed or made smaller";
+
+/// The units that are out of use and held all the same as an epoch begins, and where.
+fn held_out(survey: &Survey, cluster: &Cluster) -> BTreeMap<Unit, SiteId> {
+    let claims = survey.claims.iter().filter(|_| !cluster.out.is_empty());
+    let held = claims.flat_map(|(claim, standing)| {
+        standing.held.iter().flatten().map(|unit| (*unit, claim.site))
+    });
+    held.filter(|it| cluster.out.contains(&it.0)).collect()
+}
 
 impl Core {
     /// What a new life of this site brings.
@@ -110,7 +123,7 @@ impl Core {
             })
             .collect();
         let stay = self.plan.stay(&record.plan);
-        self.plan = record.plan.clone();
+        let before = std::mem::replace(&mut self.plan, record.plan.clone());
         self.install_engines(record, &goes_on);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes, and by those that go on: without its beat a protocol would stand still for ever.
@@ -133,6 +146,7 @@ impl Core {
         self.metrics.epoch_changes += 1;
         let happening = self.happening("epoch", None);
         self.record(api::Happening { cause: Some(text.into()), ..happening });
+        self.tell_quarantine(&before, &record.members);
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
@@ -142,6 +156,7 @@ impl Core {
         let mut alarms = Vec::new();
         let mut seen = BTreeSet::new();
         let empty = Survey::default();
+        let first = sites.first() == Some(&self.me);
         for (number, kind) in kinds().into_iter().enumerate() {
             let Some(cluster) = clusters.get(number) else { continue };
             let survey = record.surveys.get(number).unwrap_or(&empty);
@@ -170,6 +185,7 @@ impl Core {
                 self.engines.push(Running::new(kind, engine, names, pools, true));
                 continue;
             }
+            let held = held_out(survey, cluster);
             let mut pools = Vec::new();
             for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
                 let Some((name, config)) = pool else {
@@ -189,6 +205,12 @@ impl Core {
                 let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
                 state.withheld = withheld.map(|unit| unit.number).collect();
                 state.closed = planned.is_some_and(|it| it.closed);
+                state.out = planned.map(|it| it.out.clone()).unwrap_or_default();
+                let mine = |number: &u32| {
+                    let holder = held.get(&Unit { pool: id, number: *number });
+                    holder.map_or(first, |&site| site == self.me)
+                };
+                state.keeps = state.out.keys().copied().filter(mine).collect();
                 (state.engine, state.id, state.config) = (number, id, config);
                 seen.insert(place);
                 pools.push(place);
@@ -202,6 +224,7 @@ impl Core {
         for (place, pool) in self.pools.iter_mut().enumerate() {
             if !seen.contains(&place) && !pool.gone {
                 pool.gone = true;
+                pool.out.clear();
                 self.pool_by_name.remove(&pool.name);
             }
         }
@@ -237,15 +260,21 @@ impl Core {
                     lost = true;
                 }
             }
-            let gone = request.want.iter().any(|want| self.pools[want.0].gone);
-            let open = request.state == State::Queued || !request.parts.is_empty();
-            if (lost || gone) && open {
-                ended.push((key, request.state));
+            let pools = || request.want.iter().map(|want| (&self.pools[want.0], want.1));
+            let gone = pools().any(|it| it.0.gone);
+            // Nobody waits for units that are quarantined.
+            let waits = request.state == State::Queued;
+            let short = pools().find(|(pool, units)| waits && pool.lacks(*units));
+            let cause: Cow<'static, str> =
+                short.map_or_else(|| GONE.into(), |it| it.0.refusal(it.1).into());
+            let open = waits || !request.parts.is_empty();
+            if (lost || gone || short.is_some()) && open {
+                ended.push((key, request.state, cause));
             }
         }
-        for (key, state) in ended {
+        for (key, state, cause) in ended {
             let end = if state == State::Queued { State::Failed } else { State::Expired };
-            self.end(key, end, "its pool was removed or made smaller");
+            self.end(key, end, cause);
         }
         for pool in &mut self.pools {
             let requests = &self.requests;
@@ -331,6 +360,7 @@ impl Core {
         for pool in &mut self.pools {
             pool.used.clear();
             pool.quarantined = 0;
+            pool.keeps.clear();
         }
         self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
         self.leaving.clear();

@@ -21,6 +21,8 @@ const MAX_EDITS: usize = 64;
 pub(super) enum Edit {
     /// Makes, changes or removes a pool.
     Pool(String, Option<PlannedPool>),
+    /// Quarantines a unit of a pool for a reason, or returns it.
+    Quarantine(String, String, Option<String>),
     /// Makes or removes a semaphore.
     Semaphore(String, Option<PlannedSemaphore>),
     /// Makes, changes or removes a gang.
@@ -58,6 +60,13 @@ impl Core {
             }
             match edit {
                 Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
+                Edit::Quarantine(pool, unit, reason) => {
+                    let mut plan = self.plan.clone();
+                    match plan.quarantine(&pool, &unit, reason) {
+                        Ok(()) => self.change_plan(plan, Some(reply)),
+                        Err(error) => self.respond(reply, Err(error)),
+                    }
+                }
                 Edit::Semaphore(name, it) => self.plan_semaphore(&name, it, reply),
                 Edit::Gang(name, members) => {
                     let mut plan = self.plan.clone();
@@ -71,6 +80,15 @@ impl Core {
 
     fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
+        let old = plan.pools.get_mut(name).filter(|old| !old.out.is_empty());
+        if let (Some(old), Some(new)) = (old, &pool)
+            && old.protocol != new.protocol
+        {
+            let error = api::Error::new(Code::InUse, return_first(name));
+            old.closed = false;
+            self.change_plan(plan, None);
+            return self.respond(reply, Err(error));
+        }
         let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
             Some((Some(config), closed, target)) => {
                 plan.put(name, &PoolConfig { units: target, ..config });
@@ -133,8 +151,12 @@ impl Core {
         let first = change.epochs.record().members.keys().next() == Some(&self.me);
         let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
         for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
-            if pool.limit < pool.config.units {
-                wanted.insert(place, pool.config.units - pool.limit);
+            // What is quarantined cannot be taken out: it is, already.
+            let out = u32::try_from(pool.out.len()).unwrap_or(u32::MAX);
+            let all = pool.config.units;
+            let units = all.saturating_sub(pool.limit).min(all.saturating_sub(out));
+            if units > 0 {
+                wanted.insert(place, units);
             }
         }
         let had = change.drains;
@@ -150,7 +172,10 @@ impl Core {
                 continue;
             }
             let Some(&(place, units)) = request.want.first() else { continue };
-            if wanted.get(&place) == Some(&units) {
+            let kept = request.lease.as_ref().and_then(|lease| lease.units.get(&place));
+            let out = |number: &u32| self.pools[place].out.contains_key(number);
+            let whole = !kept.into_iter().flatten().any(out);
+            if whole && wanted.get(&place) == Some(&units) {
                 wanted.remove(&place);
             } else {
                 over.push(key);
@@ -194,6 +219,35 @@ impl Core {
         }
     }
 
+    /// Says which units were quarantined or returned since the last plan. One site does.
+    pub(super) fn tell_quarantine(&mut self, old: &Plan, members: &BTreeMap<SiteId, u64>) {
+        if members.keys().next() != Some(&self.me) {
+            return;
+        }
+        let mut told = Vec::new();
+        for (name, pool) in &self.plan.pools {
+            // What was so when this site began is no news.
+            let Some(before) = old.pools.get(name) else { continue };
+            let Some(&place) = self.pool_by_name.get(name.as_str()) else { continue };
+            let changed =
+                |(number, reason): &(&u32, &String)| before.out.get(number) != Some(reason);
+            for (&number, reason) in pool.out.iter().filter(changed) {
+                let unit = self.pools[place].config.unit_name(number);
+                told.push(("quarantined", name.clone(), format!("{unit}: {reason}"), unit));
+            }
+            for &number in before.out.keys().filter(|number| !pool.out.contains_key(number)) {
+                let unit = self.pools[place].config.unit_name(number);
+                told.push(("returned", name.clone(), unit.clone(), unit));
+            }
+        }
+        for (event, pool, cause, unit) in told {
+            let (want, units) = ([(pool.clone(), 1)].into(), [(pool, vec![unit])].into());
+            let (want, units) = (Arc::new(want), Arc::new(units));
+            let happening = self.happening(event, None);
+            self.record(api::Happening { want, units, cause: Some(cause.into()), ..happening });
+        }
+    }
+
     /// Begins an epoch with another plan. Nothing else is planned, and the site may grant.
     fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
         let Some(change) = &mut self.change else { return };
@@ -229,4 +283,9 @@ impl Core {
             self.feed(Input::Configure(record.plan.clone()));
         }
     }
+}
+
+/// Why a pool with quarantined units does not move to a protocol that cannot keep them back.
+pub(in crate::site) fn return_first(pool: &str) -> String {
+    format!("units of pool `{pool}` are quarantined; return them before it changes its protocol")
 }

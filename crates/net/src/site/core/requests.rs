@@ -104,12 +104,8 @@ impl Core {
             }
             let drain = hold == Hold::Drain;
             let limit = if drain { pool_state.config.units } else { pool_state.limit };
-            if units > limit {
-                let text = format!(
-                    "{units} units asked of pool `{name}`, which has {limit}; it would never be \
-                     granted"
-                );
-                return Err(api::Error::new(Code::Infeasible, text));
+            if units > limit || !drain && pool_state.lacks(units) {
+                return Err(api::Error::new(Code::Infeasible, pool_state.refusal(units)));
             }
             want.push((pool, units));
         }
