@@ -257,6 +257,15 @@ async fn pools_of_a_cluster_in_one_process_can_change() {
     assert_eq!(sites[2].submit(want(&[("board", 1)])).await.unwrap_err().error, Code::UnknownPool);
     sites[2].put_pool("board", spec).await.unwrap();
     drop(timeout(LONG, sites[0].acquire([("board", 2)])).await.unwrap().unwrap());
+    // Those that are there keep their names.
+    let more = |text: &str| serde_json::from_str(text).unwrap();
+    sites[0].put_pool("board", more(r#"{"units":3}"#)).await.unwrap();
+    let lease = timeout(LONG, sites[1].acquire([("board", 3)])).await.unwrap().unwrap();
+    assert_eq!(lease.units()["board"], ["x", "y", "2"]);
+    drop(lease);
+    sites[0].put_pool("odd", more(r#"{"units":["1"]}"#)).await.unwrap();
+    let refused = sites[0].put_pool("odd", more(r#"{"units":2}"#)).await.unwrap_err();
+    assert_eq!(refused.error, Code::Malformed, "{refused}");
 }
 
 async fn serve(sites: &[Site]) -> Vec<kofm_net::client::Client> {

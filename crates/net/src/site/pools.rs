@@ -103,7 +103,7 @@ impl Site {
     pub async fn put_pool(&self, name: &str, spec: api::PutPool) -> Result<(), api::Error> {
         let malformed = |text| api::Error::new(Code::Malformed, text);
         check_name(name).map_err(malformed)?;
-        let (units, names) = match spec.units {
+        let (units, mut names) = match spec.units {
             api::UnitsSpec::Count(units) => (units, Vec::new()),
             api::UnitsSpec::Names(names) => (u32::try_from(names.len()).unwrap_or(0), names),
         };
@@ -118,6 +118,16 @@ impl Site {
         }
         let old = self.pool_states().await?.into_iter().find(|pool| pool.name == name);
         let old = old.map(|pool| pool.config);
+        // Units keep their names; those that come are called by their numbers.
+        if let Some(old) = old.as_ref().filter(|_| names.is_empty()) {
+            let taken = |number: &u32| old.names.contains(&number.to_string());
+            let named = u32::try_from(old.names.len()).unwrap_or(u32::MAX);
+            if let Some(number) = (named..units).find(taken).filter(|_| named > 0) {
+                let text = format!("a unit is called `{number}` already; name them all: a,b,c");
+                return Err(malformed(text));
+            }
+            names.clone_from(&old.names);
+        }
         let protocol = match &spec.protocol {
             Some(name) => protocol_named(name).map_err(malformed)?,
             None => old.as_ref().map_or_else(crate::config::default_protocol, |old| old.protocol),
