@@ -4,11 +4,15 @@
 //! is there; a reader hands over what comes. The session's lock is held for a few instructions,
 //! never across I/O.
 
+mod caller;
+mod connection;
+mod peer;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -17,15 +21,17 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
+pub(crate) use self::caller::Caller;
+use self::connection::{Connection, LinkError};
+use self::peer::Link;
+pub(crate) use self::peer::LinkInfo;
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
-use crate::wire::{
-    Call, Frame, Hello, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, VERSION, WireError,
-};
+use crate::wire::{Call, Frame, Hello, MAX_BODY, Refuse, RefuseCode, VERSION};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -104,47 +110,6 @@ pub(crate) struct Mesh {
     stop: watch::Sender<bool>,
     /// Links that stand.
     standing: watch::Sender<usize>,
-}
-
-/// The link to one peer.
-#[derive(Debug)]
-struct Link {
-    peer: SiteId,
-    address: String,
-    state: Mutex<State>,
-    /// Something is there to send.
-    wake: Notify,
-    /// The number of the newest connection; older ones end themselves.
-    newest: watch::Sender<u64>,
-    resumes: AtomicU64,
-    sent: AtomicU64,
-    received: AtomicU64,
-}
-
-#[derive(Debug)]
-struct State {
-    session: Session,
-    /// The connection that stands.
-    up: Option<u64>,
-    /// Why the session is over, if it is.
-    broken: Option<Broken>,
-    /// What was last wrong with the connection.
-    trouble: Option<String>,
-}
-
-/// How a link is, for people.
-#[derive(Clone, Debug)]
-pub(crate) struct LinkInfo {
-    pub peer: SiteId,
-    pub address: String,
-    pub up: bool,
-    pub incarnation: Option<u64>,
-    pub waiting: usize,
-    pub broken: Option<String>,
-    pub trouble: Option<String>,
-    pub resumes: u64,
-    pub sent: u64,
-    pub received: u64,
 }
 
 #[expect(
@@ -644,125 +609,6 @@ impl Mesh {
     }
 }
 
-impl Link {
-    fn new(peer: SiteId, address: String) -> Self {
-        let state = State { session: Session::default(), up: None, broken: None, trouble: None };
-        Self {
-            peer,
-            address,
-            state: Mutex::new(state),
-            wake: Notify::new(),
-            newest: watch::Sender::new(0),
-            resumes: AtomicU64::new(0),
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The session, for the newest connection only.
-    fn lock_for(&self, number: u64) -> Result<MutexGuard<'_, State>, LinkError> {
-        let state = self.lock();
-        if *self.newest.borrow() == number { Ok(state) } else { Err(LinkError::Replaced) }
-    }
-
-    /// Takes the say from all connections so far.
-    fn take_say(&self) -> u64 {
-        let _state = self.lock();
-        self.next_connection()
-    }
-
-    /// Takes the say from all connections so far; called with the lock held.
-    fn next_connection(&self) -> u64 {
-        self.newest.send_modify(|newest| *newest += 1);
-        *self.newest.borrow()
-    }
-
-    fn note(&self, trouble: &str) {
-        let mut state = self.lock();
-        if state.trouble.as_deref() != Some(trouble) {
-            warn!(peer = self.peer.0, trouble, "no link");
-            state.trouble = Some(trouble.to_owned());
-        }
-    }
-
-    fn is_up(&self) -> bool {
-        let state = self.lock();
-        state.up == Some(*self.newest.borrow())
-    }
-
-    fn up(&self, number: u64) {
-        let mut state = self.lock();
-        state.up = Some(number);
-        state.trouble = None;
-        self.resumes.fetch_add(1, Ordering::Relaxed);
-        info!(peer = self.peer.0, "link up");
-    }
-
-    fn down(&self, number: u64, why: &LinkError) -> bool {
-        let mut state = self.lock();
-        if state.up != Some(number) {
-            return false;
-        }
-        state.up = None;
-        state.trouble = Some(why.to_string());
-        info!(peer = self.peer.0, %why, "link down");
-        true
-    }
-
-    /// Ends session and connection. The next session is with this life: an older one that is heard
-    /// of late does not get in before it.
-    fn restart(&self, incarnation: Option<u64>) {
-        let mut state = self.lock();
-        let trouble = state.trouble.take();
-        let session = Session::with(incarnation);
-        *state = State { session, up: None, broken: None, trouble };
-        self.next_connection();
-    }
-
-    fn end(&self, why: Broken) {
-        let mut state = self.lock();
-        state.broken.get_or_insert(why);
-        state.up = None;
-        self.next_connection();
-    }
-
-    /// Puts messages that were not sent into `out`; says how many wait to be acknowledged.
-    fn fill(&self, number: u64, out: &mut BytesMut) -> Result<u64, LinkError> {
-        let mut state = self.lock_for(number)?;
-        let mut count = 0;
-        while out.len() < BATCH
-            && let Some((seq, payload)) = state.session.pop()
-        {
-            let ack = state.session.tell();
-            Frame::Data { seq, ack, payload }.encode(out);
-            count += 1;
-        }
-        self.sent.fetch_add(count, Ordering::Relaxed);
-        Ok(state.session.untold())
-    }
-
-    fn info(&self) -> LinkInfo {
-        let state = self.lock();
-        LinkInfo {
-            peer: self.peer,
-            address: self.address.clone(),
-            up: state.up == Some(*self.newest.borrow()),
-            incarnation: state.session.peer(),
-            waiting: state.session.waiting(),
-            broken: state.broken.map(|why| why.to_string()),
-            trouble: state.trouble.clone(),
-            resumes: self.resumes.load(Ordering::Relaxed),
-            sent: self.sent.load(Ordering::Relaxed),
-            received: self.received.load(Ordering::Relaxed),
-        }
-    }
-}
-
 const fn greeting(hello: &Hello) -> Greeting {
     Greeting { incarnation: hello.incarnation, known: hello.known, received: hello.received }
 }
@@ -796,151 +642,4 @@ fn accept_frame(
 enum Greeted {
     Peer(SiteId, Connection),
     Caller(Connection),
-}
-
-/// Asks one site, outside any session. One question at a time; the connection is kept.
-#[derive(Debug)]
-pub(crate) struct Caller {
-    address: String,
-    call: Call,
-    connection: tokio::sync::Mutex<Option<Connection>>,
-}
-
-#[expect(
-    clippy::wildcard_enum_match_arm,
-    reason = "in a greeting, any frame but the expected one is refused, those to come too"
-)]
-impl Caller {
-    /// Asks the site `to` at `address`.
-    pub(crate) fn new(cluster: &str, to: &str, address: &str) -> Self {
-        let call = Call { cluster: cluster.to_owned(), to: to.to_owned() };
-        Self { address: address.to_owned(), call, connection: tokio::sync::Mutex::default() }
-    }
-
-    /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
-    /// late answer is taken for another.
-    pub(crate) async fn ask(&self, question: Vec<u8>) -> io::Result<Bytes> {
-        let mut slot = self.connection.lock().await;
-        let question = Frame::Note(Bytes::from(question));
-        if let Some(mut kept) = slot.take()
-            && kept.send(&question).await.is_ok()
-            && let Ok(answer) = kept.note().await
-        {
-            *slot = Some(kept);
-            return Ok(answer);
-        }
-        // Questions may be repeated.
-        let mut fresh = self.connect().await.map_err(io::Error::other)?;
-        fresh.send(&question).await?;
-        let answer = fresh.note().await.map_err(io::Error::other)?;
-        *slot = Some(fresh);
-        Ok(answer)
-    }
-
-    async fn connect(&self) -> Result<Connection, LinkError> {
-        let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
-        connection.send(&Frame::Call(self.call.clone())).await?;
-        match connection.greeting().await? {
-            Frame::Welcome => Ok(connection),
-            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
-            frame => Err(LinkError::unexpected(&frame)),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Connection {
-    reader: OwnedReadHalf,
-    writer: OwnedWriteHalf,
-    buffer: BytesMut,
-    /// Its place among the connections of its link.
-    number: u64,
-}
-
-#[expect(
-    clippy::wildcard_enum_match_arm,
-    reason = "any frame but the expected one is refused, those to come too"
-)]
-impl Connection {
-    fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        let (reader, writer) = stream.into_split();
-        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0 })
-    }
-
-    async fn send(&mut self, frame: &Frame) -> io::Result<()> {
-        let mut out = BytesMut::new();
-        frame.encode(&mut out);
-        self.writer.write_all(&out).await
-    }
-
-    /// One question or answer.
-    async fn note(&mut self) -> Result<Bytes, LinkError> {
-        match self.frame(MAX_BODY).await? {
-            Frame::Note(body) => Ok(body),
-            frame => Err(LinkError::unexpected(&frame)),
-        }
-    }
-
-    /// One frame of a peer that is not known yet.
-    async fn greeting(&mut self) -> Result<Frame, LinkError> {
-        self.frame(MAX_GREETING).await
-    }
-
-    async fn frame(&mut self, limit: usize) -> Result<Frame, LinkError> {
-        loop {
-            if let Some(frame) = Frame::decode(&mut self.buffer, limit)? {
-                return Ok(frame);
-            }
-            if self.reader.read_buf(&mut self.buffer).await? == 0 {
-                return Err(LinkError::Closed);
-            }
-        }
-    }
-}
-
-/// Why a connection ended.
-#[derive(Debug, thiserror::Error)]
-enum LinkError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    #[error(transparent)]
-    Broken(#[from] Broken),
-    #[error("refused by the peer: {0}")]
-    Refused(String),
-    #[error("{0}")]
-    Refuses(String),
-    #[error("site {} answers there", .0.0)]
-    WrongPeer(SiteId),
-    #[error("{0} out of place")]
-    Unexpected(&'static str),
-    #[error("malformed message")]
-    Payload,
-    #[error("no sign of life")]
-    Silent,
-    #[error("closed")]
-    Closed,
-    #[error("the peer has stopped")]
-    Bye,
-    #[error("a newer connection took over")]
-    Replaced,
-    #[error("this site stops")]
-    Stopped,
-}
-
-impl LinkError {
-    const fn unexpected(frame: &Frame) -> Self {
-        Self::Unexpected(match frame {
-            Frame::Hello(_) => "Hello",
-            Frame::Welcome => "Welcome",
-            Frame::Refuse(_) => "Refuse",
-            Frame::Data { .. } => "Data",
-            Frame::Ack { .. } => "Ack",
-            Frame::Bye => "Bye",
-            Frame::Call(_) => "Call",
-            Frame::Note(_) => "Note",
-        })
-    }
 }

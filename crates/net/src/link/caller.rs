@@ -1,0 +1,59 @@
+//! Questions outside the sessions: whoever must agree on who is dead cannot wait for the dead.
+
+use std::io;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+
+use super::connection::{Connection, LinkError};
+use crate::wire::{Call, Frame};
+
+/// Asks one site, outside any session. One question at a time; the connection is kept.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    address: String,
+    call: Call,
+    connection: tokio::sync::Mutex<Option<Connection>>,
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "in a greeting, any frame but the expected one is refused, those to come too"
+)]
+impl Caller {
+    /// Asks the site `to` at `address`.
+    pub(crate) fn new(cluster: &str, to: &str, address: &str) -> Self {
+        let call = Call { cluster: cluster.to_owned(), to: to.to_owned() };
+        Self { address: address.to_owned(), call, connection: tokio::sync::Mutex::default() }
+    }
+
+    /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
+    /// late answer is taken for another.
+    pub(crate) async fn ask(&self, question: Vec<u8>) -> io::Result<Bytes> {
+        let mut slot = self.connection.lock().await;
+        let question = Frame::Note(Bytes::from(question));
+        if let Some(mut kept) = slot.take()
+            && kept.send(&question).await.is_ok()
+            && let Ok(answer) = kept.note().await
+        {
+            *slot = Some(kept);
+            return Ok(answer);
+        }
+        // Questions may be repeated.
+        let mut fresh = self.connect().await.map_err(io::Error::other)?;
+        fresh.send(&question).await?;
+        let answer = fresh.note().await.map_err(io::Error::other)?;
+        *slot = Some(fresh);
+        Ok(answer)
+    }
+
+    async fn connect(&self) -> Result<Connection, LinkError> {
+        let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
+        connection.send(&Frame::Call(self.call.clone())).await?;
+        match connection.greeting().await? {
+            Frame::Welcome => Ok(connection),
+            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
+            frame => Err(LinkError::unexpected(&frame)),
+        }
+    }
+}

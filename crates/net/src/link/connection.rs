@@ -1,0 +1,109 @@
+//! One TCP connection, frame by frame, and why it ended.
+
+use std::io;
+
+use bytes::{Bytes, BytesMut};
+use kofm_core::SiteId;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::session::Broken;
+use crate::wire::{Frame, MAX_BODY, MAX_GREETING, WireError};
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) reader: OwnedReadHalf,
+    pub(super) writer: OwnedWriteHalf,
+    pub(super) buffer: BytesMut,
+    /// Its place among the connections of its link.
+    pub(super) number: u64,
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "any frame but the expected one is refused, those to come too"
+)]
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let (reader, writer) = stream.into_split();
+        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0 })
+    }
+
+    pub(super) async fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        let mut out = BytesMut::new();
+        frame.encode(&mut out);
+        self.writer.write_all(&out).await
+    }
+
+    /// One question or answer.
+    pub(super) async fn note(&mut self) -> Result<Bytes, LinkError> {
+        match self.frame(MAX_BODY).await? {
+            Frame::Note(body) => Ok(body),
+            frame => Err(LinkError::unexpected(&frame)),
+        }
+    }
+
+    /// One frame of a peer that is not known yet.
+    pub(super) async fn greeting(&mut self) -> Result<Frame, LinkError> {
+        self.frame(MAX_GREETING).await
+    }
+
+    pub(super) async fn frame(&mut self, limit: usize) -> Result<Frame, LinkError> {
+        loop {
+            if let Some(frame) = Frame::decode(&mut self.buffer, limit)? {
+                return Ok(frame);
+            }
+            if self.reader.read_buf(&mut self.buffer).await? == 0 {
+                return Err(LinkError::Closed);
+            }
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LinkError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    #[error("refused by the peer: {0}")]
+    Refused(String),
+    #[error("{0}")]
+    Refuses(String),
+    #[error("site {} answers there", .0.0)]
+    WrongPeer(SiteId),
+    #[error("{0} out of place")]
+    Unexpected(&'static str),
+    #[error("malformed message")]
+    Payload,
+    #[error("no sign of life")]
+    Silent,
+    #[error("closed")]
+    Closed,
+    #[error("the peer has stopped")]
+    Bye,
+    #[error("a newer connection took over")]
+    Replaced,
+    #[error("this site stops")]
+    Stopped,
+}
+
+impl LinkError {
+    pub(super) const fn unexpected(frame: &Frame) -> Self {
+        Self::Unexpected(match frame {
+            Frame::Hello(_) => "Hello",
+            Frame::Welcome => "Welcome",
+            Frame::Refuse(_) => "Refuse",
+            Frame::Data { .. } => "Data",
+            Frame::Ack { .. } => "Ack",
+            Frame::Bye => "Bye",
+            Frame::Call(_) => "Call",
+            Frame::Note(_) => "Note",
+        })
+    }
+}

@@ -1,0 +1,174 @@
+//! The link to one peer: its session, the connection that stands, and which one has the say.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::BytesMut;
+use kofm_core::SiteId;
+use tokio::sync::{Notify, watch};
+use tracing::{info, warn};
+
+use super::BATCH;
+use super::connection::LinkError;
+use crate::session::{Broken, Session};
+use crate::wire::Frame;
+
+/// The link to one peer.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) peer: SiteId,
+    pub(super) address: String,
+    pub(super) state: Mutex<State>,
+    /// Something is there to send.
+    pub(super) wake: Notify,
+    /// The number of the newest connection; older ones end themselves.
+    pub(super) newest: watch::Sender<u64>,
+    pub(super) resumes: AtomicU64,
+    pub(super) sent: AtomicU64,
+    pub(super) received: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) session: Session,
+    /// The connection that stands.
+    pub(super) up: Option<u64>,
+    /// Why the session is over, if it is.
+    pub(super) broken: Option<Broken>,
+    /// What was last wrong with the connection.
+    pub(super) trouble: Option<String>,
+}
+
+/// How a link is, for people.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkInfo {
+    pub peer: SiteId,
+    pub address: String,
+    pub up: bool,
+    pub incarnation: Option<u64>,
+    pub waiting: usize,
+    pub broken: Option<String>,
+    pub trouble: Option<String>,
+    pub resumes: u64,
+    pub sent: u64,
+    pub received: u64,
+}
+
+impl Link {
+    pub(super) fn new(peer: SiteId, address: String) -> Self {
+        let state = State { session: Session::default(), up: None, broken: None, trouble: None };
+        Self {
+            peer,
+            address,
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            newest: watch::Sender::new(0),
+            resumes: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in here panics half way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session, for the newest connection only.
+    pub(super) fn lock_for(&self, number: u64) -> Result<MutexGuard<'_, State>, LinkError> {
+        let state = self.lock();
+        if *self.newest.borrow() == number { Ok(state) } else { Err(LinkError::Replaced) }
+    }
+
+    /// Takes the say from all connections so far.
+    pub(super) fn take_say(&self) -> u64 {
+        let _state = self.lock();
+        self.next_connection()
+    }
+
+    /// Takes the say from all connections so far; called with the lock held.
+    pub(super) fn next_connection(&self) -> u64 {
+        self.newest.send_modify(|newest| *newest += 1);
+        *self.newest.borrow()
+    }
+
+    pub(super) fn note(&self, trouble: &str) {
+        let mut state = self.lock();
+        if state.trouble.as_deref() != Some(trouble) {
+            warn!(peer = self.peer.0, trouble, "no link");
+            state.trouble = Some(trouble.to_owned());
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        let state = self.lock();
+        state.up == Some(*self.newest.borrow())
+    }
+
+    pub(super) fn up(&self, number: u64) {
+        let mut state = self.lock();
+        state.up = Some(number);
+        state.trouble = None;
+        self.resumes.fetch_add(1, Ordering::Relaxed);
+        info!(peer = self.peer.0, "link up");
+    }
+
+    pub(super) fn down(&self, number: u64, why: &LinkError) -> bool {
+        let mut state = self.lock();
+        if state.up != Some(number) {
+            return false;
+        }
+        state.up = None;
+        state.trouble = Some(why.to_string());
+        info!(peer = self.peer.0, %why, "link down");
+        true
+    }
+
+    /// Ends session and connection. The next session is with this life: an older one that is heard
+    /// of late does not get in before it.
+    pub(super) fn restart(&self, incarnation: Option<u64>) {
+        let mut state = self.lock();
+        let trouble = state.trouble.take();
+        let session = Session::with(incarnation);
+        *state = State { session, up: None, broken: None, trouble };
+        self.next_connection();
+    }
+
+    pub(super) fn end(&self, why: Broken) {
+        let mut state = self.lock();
+        state.broken.get_or_insert(why);
+        state.up = None;
+        self.next_connection();
+    }
+
+    /// Puts messages that were not sent into `out`; says how many wait to be acknowledged.
+    pub(super) fn fill(&self, number: u64, out: &mut BytesMut) -> Result<u64, LinkError> {
+        let mut state = self.lock_for(number)?;
+        let mut count = 0;
+        while out.len() < BATCH
+            && let Some((seq, payload)) = state.session.pop()
+        {
+            let ack = state.session.tell();
+            Frame::Data { seq, ack, payload }.encode(out);
+            count += 1;
+        }
+        self.sent.fetch_add(count, Ordering::Relaxed);
+        Ok(state.session.untold())
+    }
+
+    pub(super) fn info(&self) -> LinkInfo {
+        let state = self.lock();
+        LinkInfo {
+            peer: self.peer,
+            address: self.address.clone(),
+            up: state.up == Some(*self.newest.borrow()),
+            incarnation: state.session.peer(),
+            waiting: state.session.waiting(),
+            broken: state.broken.map(|why| why.to_string()),
+            trouble: state.trouble.clone(),
+            resumes: self.resumes.load(Ordering::Relaxed),
+            sent: self.sent.load(Ordering::Relaxed),
+            received: self.received.load(Ordering::Relaxed),
+        }
+    }
+}
