@@ -1,0 +1,229 @@
+//! How a site starts: alone, as one of several, or all of them in one process.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use tokio::net::TcpListener;
+use tokio::sync::{broadcast, mpsc, watch};
+
+use super::core::{Change, Core, Doors, Note, View};
+use super::journal::Journal;
+use super::keeper::{self, News};
+use super::tallies::Tallies;
+use super::{EVENTS, Inner, Site};
+use crate::boottime::Alarm;
+use crate::config::{Config, Durability, PoolConfig};
+use crate::incarnation::{IdentityError, StateDir};
+use crate::link::{Answers, Caller, Identity, Mesh};
+use crate::plan::{self, Plan};
+use crate::store::etcd::Etcd;
+use crate::store::voters::{Ballots, Voters};
+use crate::store::{Beat, Pulse, Store};
+
+/// Why a site does not start. Nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address is taken, or not this machine's.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Its incarnation cannot be made durable.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The system has no more of something.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The configuration cannot be.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl Site {
+    /// Starts a site. With other members it listens for them; clients come through
+    /// [`crate::http::serve`] or this handle.
+    pub async fn start(mut config: Config) -> Result<Self, StartError> {
+        if !config.etcd.is_empty() {
+            find_place(&mut config).await?;
+        }
+        let listener = if config.members.len() > 1 || !config.etcd.is_empty() {
+            let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
+            let bound = TcpListener::bind(address).await;
+            Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
+        } else {
+            None
+        };
+        Self::start_on(config, listener, false)
+    }
+
+    /// Starts all sites of a cluster in this process, on ports of the loopback interface. Their
+    /// pools can be changed while they run.
+    pub async fn start_together(
+        sites: usize,
+        pools: BTreeMap<String, PoolConfig>,
+    ) -> Result<Vec<Self>, StartError> {
+        let mut listeners = Vec::new();
+        let mut members = BTreeMap::new();
+        let width = sites.saturating_sub(1).to_string().len();
+        for number in 0..sites {
+            let address = "127.0.0.1:0".to_owned();
+            let listener = TcpListener::bind(&address).await;
+            let listener = listener.map_err(|source| StartError::Listen { address, source })?;
+            members.insert(format!("s{number:0width$}"), listener.local_addr()?.to_string());
+            listeners.push(listener);
+        }
+        let names: Vec<String> = members.keys().cloned().collect();
+        let mut list = Vec::new();
+        for (name, listener) in names.into_iter().zip(listeners) {
+            let (members, pools) = (members.clone(), pools.clone());
+            let config = Config { members, pools, ..Config::single(&name) };
+            list.push(Self::start_on(config, Some(listener), true)?);
+        }
+        let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
+        for site in &list {
+            site.0.together.get_or_init(|| together.clone());
+            site.connected().await;
+        }
+        Ok(list)
+    }
+
+    /// `together`: all sites live and die in this process, so their epoch never changes.
+    fn start_on(
+        config: Config,
+        listener: Option<TcpListener>,
+        together: bool,
+    ) -> Result<Self, StartError> {
+        let config = config.with_seats();
+        if !config.members.contains_key(&config.site) {
+            let text = format!("site `{}` is not a member", config.site);
+            return Err(StartError::Config(text));
+        }
+        let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
+        let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
+        let identity = Identity {
+            cluster: config.cluster.clone(),
+            name: config.site.clone(),
+            me: config.me(),
+            incarnation,
+            table: config.table(),
+            silence: config.site_lease,
+        };
+        let alone = config.members.len() == 1 && config.etcd.is_empty();
+        let changes = !alone && !together;
+        let peers = config.members.iter().filter(|(name, _)| **name != config.site);
+        let numbered =
+            peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
+        let ballots = Arc::new(Ballots::open(config.state_dir.as_deref().filter(|_| changes))?);
+        let answers: Option<Arc<dyn Answers>> =
+            (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+        let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
+        let (commands, receiver) = mpsc::channel(1024);
+        let (news, news_receiver) = mpsc::channel(64);
+        let view = watch::Sender::new(View::default());
+        let mut change = None;
+        if changes {
+            // Well below the lease: a voter that does not answer must not cost it.
+            let patience = config.site_lease / 4;
+            let store: Arc<dyn Store> = if config.etcd.is_empty() {
+                let callers = peers.map(|(name, it)| Caller::new(&config.cluster, name, it));
+                let me = config.me().0;
+                Arc::new(Voters::new(ballots, callers.collect(), me, incarnation, patience))
+            } else {
+                let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
+                Arc::new(etcd.map_err(StartError::Config)?)
+            };
+            change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
+        }
+        let events = broadcast::Sender::new(EVENTS);
+        let dir = config.state_dir.as_deref().filter(|_| changes);
+        let synced = config.durability == Durability::Grant;
+        let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
+        let mut core =
+            Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
+        if let Some(dir) = dir {
+            let (tallies, earlier) = Tallies::open(dir, incarnation)?;
+            core.remember(tallies, earlier);
+        }
+        tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
+        let inner = Arc::new(Inner {
+            config,
+            incarnation,
+            commands,
+            mesh,
+            events,
+            followed: Mutex::default(),
+            view: changes.then_some(view),
+            usage: Mutex::default(),
+            together: OnceLock::new(),
+            changing: tokio::sync::Mutex::default(),
+            draining: AtomicBool::new(false),
+            takers: AtomicU64::new(0),
+            _state: state,
+        });
+        if alone {
+            inner.together.get_or_init(|| vec![Arc::downgrade(&inner)]);
+        }
+        Ok(Self(inner))
+    }
+}
+
+/// Asks etcd for the number of this site, and has it given one where it is new.
+async fn find_place(config: &mut Config) -> Result<(), StartError> {
+    let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
+    let store = store.map_err(StartError::Config)?;
+    let address = config.members.get(&config.site).cloned().unwrap_or_default();
+    let note = postcard::to_stdvec(&Note { address }).unwrap_or_default();
+    let mut epoch = 0;
+    for count in 0.. {
+        let (site, note) = (config.site.clone(), note.clone());
+        let pulse = Pulse { site, incarnation: 0, count, note };
+        match store.beat(epoch, pulse).await {
+            // There is no epoch yet: all begin with what they were told.
+            Ok(Beat::Steady(_)) if epoch == 0 => return Ok(()),
+            Ok(Beat::Steady(_)) => {}
+            Ok(Beat::Moved(record)) => {
+                epoch = record.epoch;
+                let record = plan::unpack(&record.body)
+                    .map_err(|why| StartError::Config(format!("etcd: {why}")))?;
+                let sites = &record.plan.sites;
+                if sites.values().any(|it| it.0 == config.site) {
+                    config.members = sites.values().cloned().collect();
+                    config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
+                    return Ok(());
+                }
+                tracing::info!(epoch, "not in the cluster yet: waits to be taken in");
+            }
+            Err(error) => tracing::warn!(%error, "etcd does not answer"),
+        }
+        tokio::time::sleep(config.site_lease / 20).await;
+    }
+    Ok(())
+}
+
+/// Starts the tasks that talk to the store.
+fn keep(
+    config: &Config,
+    incarnation: u64,
+    store: Arc<dyn Store>,
+    news: mpsc::Sender<News>,
+    running: watch::Sender<View>,
+    state: Option<Arc<StateDir>>,
+) -> Change {
+    let note = Note { address: config.members[&config.site].clone() };
+    let note = postcard::to_stdvec(&note).unwrap_or_default();
+    let standing = keeper::Standing { epoch: 0, incarnation, hurry: true, note };
+    let (me, watched) = watch::channel(standing);
+    let (proposals, offered) = mpsc::channel(4);
+    let (lease, name) = (config.site_lease, config.site.clone());
+    tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
+    tokio::spawn(keeper::propose(store, offered, news));
+    let joinable = !config.etcd.is_empty();
+    let doors = Doors { me, proposals, running, state, joinable };
+    Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
+}
