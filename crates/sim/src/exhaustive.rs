@@ -6,18 +6,20 @@
 //! taken once and remembered, so the protocol itself runs only as often as there are distinct site
 //! states, not worlds.
 
-use std::hash::{BuildHasher, Hash};
+mod judge;
+mod tables;
 
 use hashbrown::{HashMap, HashTable};
 use kofm_core::parts::SiteSet;
 use kofm_core::{
     Census, Cluster, Effect, Effects, EffectsOf, GroupId, Grouping, Input, PoolId, Protocol,
-    Service, SiteId, Stamp, Units,
+    Service, SiteId, Stamp,
 };
 use rustc_hash::FxBuildHasher;
 
+use self::tables::{Code, Interner, Rows};
 use crate::groups::Watch;
-use crate::idle::{Stock, overlooked};
+use crate::idle::Stock;
 use crate::trace::Step;
 use crate::world::{
     Action, Envelope, Exact, Local, Move, Script, Timers, Violation, World, begun, clock, ends,
@@ -73,85 +75,6 @@ pub fn explore<P: Protocol>(
         return search.report(depth, true, Some((Violation::new("progress", detail), steps)));
     }
     search.report(depth, true, None)
-}
-
-/// Numbers for things that recur.
-struct Interner<T> {
-    items: Vec<T>,
-    index: HashTable<u32>,
-}
-
-impl<T: Hash + Eq> Interner<T> {
-    const fn new() -> Self {
-        Self { items: Vec::new(), index: HashTable::new() }
-    }
-
-    fn number(&mut self, item: T) -> u32 {
-        let hash = FxBuildHasher.hash_one(&item);
-        let items = &self.items;
-        if let Some(&i) = self.index.find(hash, |&i| items[i as usize] == item) {
-            return i;
-        }
-        let new = u32::try_from(self.items.len()).expect("fewer than 2^32 distinct parts");
-        self.items.push(item);
-        let items = &self.items;
-        let rehash = |&i: &u32| FxBuildHasher.hash_one(&items[i as usize]);
-        self.index.insert_unique(hash, new, rehash);
-        new
-    }
-}
-
-/// All worlds seen, as rows of numbers in one long vector.
-struct Rows {
-    width: usize,
-    cells: Vec<u32>,
-    index: HashTable<u32>,
-    /// For each row, the row it was first reached from and what happened.
-    origin: Vec<(u32, Code)>,
-}
-
-impl Rows {
-    fn count(&self) -> u32 {
-        u32::try_from(self.origin.len()).expect("fewer than 2^32 worlds")
-    }
-
-    fn row(&self, i: u32) -> &[u32] {
-        &self.cells[i as usize * self.width..][..self.width]
-    }
-
-    /// Adds a row; says its number, and whether it is new.
-    fn add(&mut self, row: &[u32], origin: (u32, Code)) -> (u32, bool) {
-        let hash = FxBuildHasher.hash_one(row);
-        let (cells, width) = (&self.cells, self.width);
-        let at = |i: u32| &cells[i as usize * width..][..width];
-        if let Some(&i) = self.index.find(hash, |&i| at(i) == row) {
-            return (i, false);
-        }
-        let new = self.count();
-        self.cells.extend_from_slice(row);
-        self.origin.push(origin);
-        let cells = &self.cells;
-        let at = |i: u32| &cells[i as usize * width..][..width];
-        self.index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(at(i)));
-        (new, true)
-    }
-}
-
-/// An action in 32 bits: a link, or a site and the number of its move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Code(u32);
-
-impl Code {
-    const LINK: u32 = 1 << 31;
-
-    fn link(i: usize) -> Self {
-        Self(Self::LINK | u32::try_from(i).expect("few links"))
-    }
-
-    fn local(site: usize, number: usize) -> Self {
-        let site = u32::try_from(site).expect("few sites");
-        Self(site << 16 | u32::try_from(number).expect("few moves"))
-    }
 }
 
 /// What is asked of a site state again and again.
@@ -561,159 +484,6 @@ impl<'a, P: Protocol> Search<'a, P> {
         let settled = self.queues.number(settled.into());
         self.settled.insert((queue, time), settled);
         settled
-    }
-
-    /// In a perpetual protocol something always moves, so standing still is no sign. Looks for the
-    /// first world from which no way leads to one where nobody waits; says how it was reached.
-    fn hopeless(&mut self) -> Option<(u32, Code)> {
-        if !P::PERPETUAL {
-            return None;
-        }
-        let sites = self.cluster.sites as usize;
-        let waits = |&local: &u32| self.facts[local as usize].waiting;
-        let mut good: Vec<bool> =
-            (0..self.rows.count()).map(|i| !self.rows.row(i)[..sites].iter().any(waits)).collect();
-        let mut edges = std::mem::take(&mut self.ways);
-        edges.sort_unstable_by_key(|&(from, to)| (to, from));
-        let mut queue: Vec<u32> = (0..self.rows.count()).filter(|&i| good[i as usize]).collect();
-        while let Some(at) = queue.pop() {
-            let first = edges.partition_point(|edge| edge.1 < at);
-            for &(from, _) in edges[first..].iter().take_while(|edge| edge.1 == at) {
-                if !std::mem::replace(&mut good[from as usize], true) {
-                    queue.push(from);
-                }
-            }
-        }
-        good.iter().position(|&good| !good).map(|row| self.rows.origin[row])
-    }
-
-    /// A kind of token of which there are not as many as there should be: the kind, how many there
-    /// are, how many there should be.
-    fn wrong_tokens(&self, row: &[u32]) -> Option<(usize, u32, u32)> {
-        let (locals, queues) = row.split_at(self.cluster.sites as usize);
-        let queues = &queues[..self.links.len()];
-        let here = locals.iter().flat_map(|&local| &self.facts[local as usize].census.tokens);
-        let flying = queues.iter().flat_map(|&queue| &self.queues.items[queue as usize]);
-        let flying = flying.flat_map(|&m| P::tokens_in(&self.envelopes.items[m as usize].1));
-        let mut counts = vec![0; self.expected.len()];
-        for kind in here.copied().chain(flying) {
-            counts[kind as usize] += 1;
-        }
-        let mut kinds = counts.into_iter().zip(&self.expected).enumerate();
-        kinds.find_map(|(kind, (found, &due))| (found != due).then_some((kind, found, due)))
-    }
-
-    /// Tokens of a protocol that counts them: from a right start they are right for ever, and from
-    /// a wrong one if somebody is sure of them.
-    fn judge_tokens(&self, row: &[u32]) -> Result<(), Violation> {
-        if self.expected.is_empty() {
-            return Ok(());
-        }
-        let locals = &row[..self.cluster.sites as usize];
-        let sure = locals.iter().any(|&local| self.facts[local as usize].census.sure);
-        if !sure && !self.closed {
-            return Ok(());
-        }
-        let Some((kind, found, due)) = self.wrong_tokens(row) else { return Ok(()) };
-        let content = if sure { ", and the root has counted and is content" } else { "" };
-        let detail = format!("there are {found} tokens of kind {kind} instead of {due}{content}");
-        Err(Violation::new("tokens", detail))
-    }
-
-    /// The promises that can be judged in one world.
-    fn judge(&self, row: &[u32]) -> Result<(), Violation> {
-        self.judge_tokens(row)?;
-        let (locals, queues) = row.split_at(self.cluster.sites as usize);
-        let queues = &queues[..self.links.len()];
-        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
-        let seats = if P::PROFILE.serves == Service::Gang { locals.len() } else { 0 };
-        let seats = std::iter::repeat_n(&Units(1), seats);
-        for (pool, units) in self.cluster.pools.iter().chain(seats).enumerate() {
-            let held: u64 = facts().map(|facts| facts.held[pool]).sum();
-            if held > u64::from(units.0) {
-                let detail = format!("{held} units of pool p{pool} are held, which has {units}");
-                return Err(Violation::new("capacity", detail));
-            }
-        }
-        for facts in facts() {
-            let early = |claim: &&Stamp| {
-                let leader = &self.facts[locals[claim.site.index()] as usize];
-                leader.unstarted.contains(claim)
-            };
-            if let Some(claim) = facts.started.iter().find(early) {
-                let detail = format!("a member works for {claim}, which has not started");
-                return Err(Violation::new("together", detail));
-            }
-        }
-        let quiet = queues.iter().all(|&queue| queue == EMPTY);
-        if P::PROFILE.serves == Service::Semaphore {
-            self.judge_semaphores(locals, quiet)?;
-        }
-        if let Some(watch) = &self.watch {
-            let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
-            watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
-        }
-        if quiet && let Some(claim) = overlooked(facts().filter_map(|facts| facts.stock.as_ref())) {
-            let detail = format!("{claim} waits beside free units, and nothing is in flight");
-            return Err(Violation::new("idleness", detail));
-        }
-        if !quiet || facts().any(|facts| facts.stirring) {
-            return Ok(());
-        }
-        // Whoever works in a group waits for others that may yet come.
-        if self.watch.is_some() && facts().any(|facts| facts.claims) {
-            return Ok(());
-        }
-        if P::PROFILE.serves != Service::Semaphore && facts().any(|facts| facts.waiting) {
-            let detail = "a claim waits, nothing is in flight and nobody holds anything";
-            return Err(Violation::new("progress", detail));
-        }
-        if !facts().any(|facts| facts.live) && !facts().all(|facts| facts.at_rest) {
-            return Err(Violation::new(
-                "rest",
-                "no claims and no messages, yet a site is not idle",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right
-    /// count; and whoever has its turn takes what is there.
-    fn judge_semaphores(&self, locals: &[u32], quiet: bool) -> Result<(), Violation> {
-        let facts = || locals.iter().map(|&local| &self.facts[local as usize]);
-        let mut turns = false;
-        for (pool, initial) in self.cluster.pools.iter().enumerate() {
-            let sum = |side: fn(&(u64, u64)) -> u64| -> u64 {
-                facts().map(|facts| side(&facts.balance[pool])).sum()
-            };
-            let (added, taken) = (sum(|b| b.0), sum(|b| b.1));
-            let Some(value) = (u64::from(initial.0) + added).checked_sub(taken) else {
-                let detail = format!("{taken} units taken of {initial} and {added} added");
-                return Err(Violation::new("value", detail));
-            };
-            let heads = || facts().filter_map(|facts| facts.heads[pool].as_ref());
-            if heads().count() > 1 {
-                let detail = format!("{} claims have their turn at once", heads().count());
-                return Err(Violation::new("turn", detail));
-            }
-            let Some(head) = heads().next() else { continue };
-            turns = true;
-            if let Some(count) = head.taken
-                && u64::try_from(count) != Ok(taken)
-            {
-                let detail = format!("{taken} units taken, and whose turn it is counts {count}");
-                return Err(Violation::new("count", detail));
-            }
-            if quiet && head.units <= value {
-                let detail = "a claim has its turn, there are units, and nothing is in flight";
-                return Err(Violation::new("progress", detail));
-            }
-        }
-        if quiet && !turns && facts().any(|facts| facts.waiting) {
-            let detail = "a claim waits, nothing is in flight and nobody has its turn";
-            return Err(Violation::new("progress", detail));
-        }
-        Ok(())
     }
 
     /// The steps from the start to a world and the one after it, with their effects.

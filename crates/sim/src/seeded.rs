@@ -4,14 +4,19 @@
 //! releases, again; each link delays its messages and keeps their order. Everything random comes
 //! from one seed, so a run is a function of its [`Setup`].
 
+mod clients;
+mod setup;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kofm_core::{
-    Clock, Cluster, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, Service,
-    SiteId, Stamp, Units, step,
+    Clock, Demand, Effect, Effects, EffectsOf, Input, InputOf, PoolId, Protocol, Service, SiteId,
+    Stamp, step,
 };
 
+pub use self::setup::Setup;
+pub(crate) use self::setup::draw_demand;
 use crate::faults::{Fault, Weather};
 use crate::gangs::Gangs;
 use crate::groups::{Cast, names_groups};
@@ -19,64 +24,9 @@ use crate::idle::{Stock, overlooked};
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::span::{DELAY, Span, Time};
+use crate::span::{DELAY, Time};
 use crate::trace::Step;
 use crate::upkeep::Upkeep;
-
-/// Everything that a run depends on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Setup {
-    /// Sites, pools, topology.
-    pub cluster: Cluster,
-    /// Units per claim, from and to; cut to the pool's size.
-    pub k: (u32, u32),
-    /// Claims over all sites.
-    pub requests: u64,
-    /// Clients per site, each with one claim at a time.
-    pub clients: u32,
-    /// Time between a release and the next claim.
-    pub think: Span,
-    /// Time between a grant and its release.
-    pub hold: Span,
-    /// Time that a message travels.
-    pub delay: Span,
-    /// How long a client waits before it gives up; for ever where there is none.
-    pub patience: Option<Span>,
-    /// Whether holders give back their units in two parts.
-    pub partial: bool,
-    /// Sites that ask this many times as often.
-    pub hot: Vec<(SiteId, f64)>,
-    /// Whether clients have no home: each claim is made at a site drawn by how often it asks.
-    pub wander: bool,
-    /// Sites that hold this many times as long.
-    pub long: Vec<(SiteId, f64)>,
-    /// What goes wrong while claims are being made.
-    pub faults: Vec<Fault>,
-    /// Decides everything else.
-    pub seed: u64,
-}
-
-impl Setup {
-    /// The defaults: 10,000 claims for one unit, think ~10, hold ~1, delay 0.5..1.5, seed 1.
-    pub fn new(cluster: Cluster) -> Self {
-        Self {
-            cluster,
-            k: (1, 1),
-            requests: 10_000,
-            clients: 1,
-            think: Span::Exponential(10.0),
-            hold: Span::Exponential(1.0),
-            delay: Span::Uniform(0.5, 1.5),
-            patience: None,
-            partial: false,
-            hot: Vec::new(),
-            wander: false,
-            long: Vec::new(),
-            faults: Vec::new(),
-            seed: 1,
-        }
-    }
-}
 
 /// Watches a run: the trace, the progress bar.
 pub trait Observer<P: Protocol> {
@@ -477,116 +427,6 @@ impl<'a, P: Protocol> Sim<'a, P> {
         }
     }
 
-    /// All clients of the group that this one acts for, where claims name a group.
-    fn troupe(&self, client: u32) -> Option<std::ops::Range<u32>> {
-        let cast = self.cast.as_ref().filter(|cast| !cast.clients().is_empty())?;
-        // A client beyond the last has nobody to act for.
-        if client as usize >= cast.clients().len() {
-            return Some(0..0);
-        }
-        Some(cast.troupe(cast.first(client)))
-    }
-
-    fn home(&self, client: u32) -> SiteId {
-        let played = self.cast.as_ref().and_then(|cast| cast.clients().get(client as usize));
-        if let Some(&(site, _)) = played {
-            return site;
-        }
-        self.homes[client as usize]
-    }
-
-    /// Thinks, and then claims; a group as soon as its last client is free.
-    fn think(&mut self, client: u32) {
-        let mut client = client;
-        if let Some(mut troupe) = self.troupe(client) {
-            client = troupe.start;
-            if troupe.any(|member| self.clients[member as usize].is_some()) {
-                return;
-            }
-        }
-        let mut factor = factor(&self.setup.hot, self.home(client));
-        if self.setup.wander {
-            self.homes[client as usize] = draw_site(self.setup, &mut self.times);
-            factor = 1.0;
-        }
-        let think = self.setup.think.scaled(1.0 / factor).draw(&mut self.times);
-        self.schedule(self.now + think, Event::Claim { client });
-    }
-
-    /// A client claims; where claims name a group, all its clients do.
-    fn claim(&mut self, client: u32, observer: &mut dyn Observer<P>) {
-        let Some(troupe) = self.troupe(client) else { return self.claim_one(client, observer) };
-        if self.remaining >= u64::from(troupe.end - troupe.start) {
-            troupe.for_each(|member| self.claim_one(member, observer));
-        }
-    }
-
-    fn claim_one(&mut self, client: u32, observer: &mut dyn Observer<P>) {
-        let site = self.home(client);
-        let alone = self.troupe(client).is_none();
-        let may = |cast: &mut Cast| !alone || cast.may_claim(site);
-        if self.remaining == 0 || !self.cast.as_mut().is_none_or(may) {
-            return;
-        }
-        self.remaining -= 1;
-        self.report.requests += 1;
-        let demand = match &self.cast {
-            Some(cast) => cast.demand(client, site),
-            None if P::PROFILE.serves == Service::Semaphore => {
-                draw_one(self.setup, &mut self.demands)
-            }
-            None => draw_demand(self.setup, &mut self.demands),
-        };
-        let (total, demand) = match &self.gangs {
-            Some(gangs) => gangs.draw(site, &demand, &mut self.demands),
-            None => (demand.clone(), demand),
-        };
-        let (protocol, clock) = &self.sites[site.index()];
-        let claim = protocol.next_stamp(*clock);
-        let number = self.oracle.claimed(claim, &total);
-        if let Some(gangs) = &mut self.gangs {
-            gangs.claimed(claim, number, &demand);
-        }
-        self.report.charges.push(0);
-        let live = Live { claim, number, issued: self.now, held: false };
-        self.clients[client as usize] = Some(live);
-        self.busy += 1;
-        if let Some(patience) = self.setup.patience {
-            let patience = patience.draw(&mut self.times);
-            self.schedule(self.now + patience, Event::GiveUp { client, claim });
-        }
-        self.step(site, Input::Claim { claim, demand }, observer);
-    }
-
-    fn release(&mut self, client: u32, claim: Stamp, part: bool, observer: &mut dyn Observer<P>) {
-        // It may have been taken back.
-        let has = |live: &Live| live.claim == claim;
-        let Some(live) = self.clients[client as usize].filter(has) else { return };
-        let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
-        if self.gangs.is_some() {
-            self.part_done(claim);
-        } else {
-            self.oracle.released(live.number, part.as_ref());
-        }
-        let site = self.home(client);
-        if part.is_none() {
-            self.leave(client);
-        }
-        self.step(site, Input::Release { claim, part }, observer);
-    }
-
-    fn give_up(&mut self, client: u32, claim: Stamp, observer: &mut dyn Observer<P>) {
-        let waits = |live: &Live| live.claim == claim && !live.held;
-        let Some(live) = self.clients[client as usize].filter(waits) else { return };
-        self.oracle.ended(live.number);
-        if let Some(gangs) = &mut self.gangs {
-            gangs.ended(claim);
-        }
-        self.report.withdrawn += 1;
-        self.leave(client);
-        self.step(self.home(client), Input::Withdraw { claim }, observer);
-    }
-
     fn step(&mut self, site: SiteId, input: InputOf<P>, observer: &mut dyn Observer<P>) {
         self.report.events += 1;
         let recorded = observer.wants_steps().then(|| input.clone());
@@ -718,93 +558,6 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.schedule(self.now + after, Event::Fire { site, timer, armed });
     }
 
-    /// A client's claim is over; it thinks about the next one.
-    fn leave(&mut self, client: u32) {
-        if let Some(live) = self.clients[client as usize].take() {
-            self.busy -= 1;
-            if let Some(upkeep) = &mut self.upkeep {
-                upkeep.left(live.number);
-            }
-        }
-        self.think(client);
-    }
-
-    /// A member of a gang starts; its leader must have.
-    fn part_begun(&mut self, site: SiteId, claim: Stamp) {
-        let gangs = self.gangs.as_mut().expect("only gangs have members");
-        if let Err(violation) = gangs.begun(claim, site) {
-            self.oracle.violate(violation.property, violation.detail);
-        }
-        let factor = factor(&self.setup.long, site);
-        let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
-        self.schedule(self.now + hold, Event::Part { site, claim });
-    }
-
-    /// A member of a gang has finished; everything is given back with the last.
-    fn part_done(&mut self, claim: Stamp) {
-        let gangs = self.gangs.as_mut().expect("only gangs have members");
-        if let Some(number) = gangs.done(claim) {
-            self.oracle.released(number, None);
-        }
-    }
-
-    fn granted(&mut self, site: SiteId, claim: Stamp, number: u32) {
-        if let Some(gangs) = &mut self.gangs {
-            gangs.started(claim);
-        }
-        let Some(client) = self.client_of(site, claim) else { return };
-        let live = self.clients[client as usize].as_mut().expect("it was found by its claim");
-        live.held = true;
-        self.report.waits.push(self.now - live.issued);
-        self.report.granted.push(number);
-        let factor = factor(&self.setup.long, site);
-        let hold = self.setup.hold.scaled(factor).draw(&mut self.times);
-        if P::PROFILE.serves == Service::Semaphore {
-            return self.taken(client, number, hold);
-        }
-        if self.setup.partial && self.gangs.is_none() && self.oracle.units(number) > 1 {
-            let half = self.now + hold / 2;
-            self.schedule(half, Event::Release { client, claim, part: true });
-        }
-        self.schedule(self.now + hold, Event::Release { client, claim, part: false });
-    }
-
-    /// Units were taken from a semaphore. Anybody may add them again: who does is drawn.
-    fn taken(&mut self, client: u32, number: u32, hold: Time) {
-        self.clients[client as usize] = None;
-        let (pool, mut units) = (self.oracle.first_pool(number), self.oracle.units(number));
-        if self.setup.partial && units > 1 {
-            units -= 1;
-            let (site, demand) = (self.anywhere(), Demand::one(pool, 1));
-            self.schedule(self.now + hold / 2, Event::Add { site, demand, client: None });
-        }
-        let units = u32::try_from(units).expect("a claim is for no more");
-        let (site, demand) = (self.anywhere(), Demand::one(pool, units));
-        self.schedule(self.now + hold, Event::Add { site, demand, client: Some(client) });
-    }
-
-    fn anywhere(&mut self) -> SiteId {
-        let site = self.times.below(self.setup.cluster.sites.into());
-        SiteId(u16::try_from(site).expect("below the number of sites"))
-    }
-
-    fn client_of(&self, site: SiteId, claim: Stamp) -> Option<u32> {
-        if let Some(cast) = self.cast.as_ref().filter(|cast| !cast.clients().is_empty()) {
-            let mine = (0..).zip(cast.clients()).filter(|(_, client)| client.0 == site);
-            let has = |live: &Live| live.claim == claim;
-            let mut mine = mine.map(|(client, _)| client);
-            return mine
-                .find(|&client: &u32| self.clients[client as usize].as_ref().is_some_and(has));
-        }
-        let all = u32::try_from(self.clients.len()).expect("fewer than 2^32 clients");
-        let has = |live: &Live| live.claim == claim;
-        let is = |client: &u32| self.clients[*client as usize].as_ref().is_some_and(has);
-        if self.setup.wander {
-            return (0..all).find(is);
-        }
-        (u32::from(site.0)..all).step_by(usize::from(self.setup.cluster.sites)).find(is)
-    }
-
     fn finish(mut self) -> Report {
         let unserved = self.oracle.unserved();
         let restless = self.sites.iter().filter(|(protocol, _)| !protocol.is_at_rest()).count();
@@ -846,53 +599,5 @@ impl Links {
         };
         *last = at.max(*last);
         *last
-    }
-}
-
-fn factor(list: &[(SiteId, f64)], site: SiteId) -> f64 {
-    list.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1)
-}
-
-/// A site, by how often each asks.
-fn draw_site(setup: &Setup, rng: &mut Rng) -> SiteId {
-    let weight = |site: SiteId| factor(&setup.hot, site);
-    let mut at = rng.unit() * setup.cluster.all().map(weight).sum::<f64>();
-    let last = SiteId(setup.cluster.sites - 1);
-    let mut drawn = |&site: &SiteId| {
-        at -= weight(site);
-        at < 0.0
-    };
-    setup.cluster.all().find(|site| drawn(site)).unwrap_or(last)
-}
-
-/// One of the semaphores, and k of it.
-fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
-    let count = setup.cluster.pools.len() as u64;
-    let pool = if count > 1 { rng.below(count) } else { 0 };
-    let k = rng.between(setup.k.0.into(), setup.k.1.into());
-    let small = "they came from such numbers";
-    Demand::one(PoolId(u16::try_from(pool).expect(small)), u32::try_from(k).expect(small))
-}
-
-/// One pool: k of it. Several: a part of them that is not empty, each with its own k.
-pub(crate) fn draw_demand(setup: &Setup, rng: &mut Rng) -> Demand {
-    let pools = &setup.cluster.pools;
-    let amount = |units: Units, rng: &mut Rng| {
-        let (low, high) = (setup.k.0.min(units.0), setup.k.1.min(units.0));
-        Units(u32::try_from(rng.between(low.into(), high.into())).expect("within 32 bits"))
-    };
-    if let [units] = pools[..] {
-        return Demand::one(PoolId(0), amount(units, rng).0);
-    }
-    loop {
-        let mut parts = Vec::new();
-        for (pool, &units) in (0..).map(PoolId).zip(pools) {
-            if rng.below(2) == 0 {
-                parts.push((pool, amount(units, rng)));
-            }
-        }
-        if !parts.is_empty() {
-            return parts.into_iter().collect();
-        }
     }
 }

@@ -5,6 +5,9 @@
 //! those who departed; all by its own clock, which may be slow or fast. Everything random comes
 //! from one seed.
 
+mod clients;
+mod strikes;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -13,14 +16,14 @@ use kofm_core::epoch::{
     self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, Demand, Effect, Input, InputOf, PoolId, Protocol, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, Effect, Input, InputOf, Protocol, SiteId, Stamp, Unit};
 
 use crate::faults::Fault;
 use crate::mortal::usable;
 use crate::oracle::Oracle;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::seeded::{Setup, draw_demand};
+use crate::seeded::Setup;
 use crate::span::{DELAY, Span, Time};
 
 /// A site's lease, by its own clock.
@@ -689,254 +692,6 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         if suspects != place.suspects || !suspects.is_empty() {
             self.place(site).suspects = suspects.clone();
             self.change(site, epoch::Input::Suspect(suspects));
-        }
-    }
-
-    fn strike(&mut self, fault: Fault) {
-        if self.remaining == 0 {
-            return;
-        }
-        let next = self.now + EVERY.draw(&mut self.weather);
-        self.schedule(next, Event::Strike { fault });
-        let until = self.now + LASTS.draw(&mut self.weather);
-        let site = SiteId(
-            u16::try_from(self.weather.below(self.places.len() as u64)).expect("a small number"),
-        );
-        self.cuts.retain(|cut| cut.1 > self.now);
-        match fault {
-            Fault::Pause => {
-                let place = self.place(site);
-                place.paused = until.max(place.paused);
-            }
-            Fault::Partition | Fault::OneWay => {
-                let half: SiteSet = self.sites().filter(|_| self.weather.below(2) == 0).collect();
-                self.cuts.push((half, until, matches!(fault, Fault::OneWay)));
-            }
-            Fault::Crash | Fault::Restart => {
-                let alive = self.places.iter().filter(|place| place.member.is_some()).count();
-                let majority = 2 * (alive - 1) > self.places.len();
-                if majority && self.member(site).is_some() {
-                    self.crash(site);
-                    let restarts = |fault: &Fault| matches!(fault, Fault::Restart);
-                    if self.setup.faults.iter().any(restarts) {
-                        self.schedule(until, Event::Restart { site });
-                    }
-                }
-            }
-            Fault::ClockRate | Fault::ArbitraryStart | Fault::Corrupt(_) => {}
-        }
-    }
-
-    /// Whoever notices that a unit is broken, or whole again, says so to a site.
-    fn outage(&mut self) {
-        if self.remaining == 0 {
-            return;
-        }
-        let next = self.now + EVERY.draw(&mut self.outages) / 4;
-        self.schedule(next, Event::Outage);
-        let mut draw = |below: usize| {
-            usize::try_from(self.outages.below(below as u64)).expect("below what was a usize")
-        };
-        let site = SiteId(u16::try_from(draw(self.places.len())).expect("a small number"));
-        let pool = draw(self.setup.cluster.pools.len());
-        let units = self.setup.cluster.pools[pool].0;
-        let number = u32::try_from(draw(units as usize)).expect("below the units of a pool");
-        let unit = Unit { pool: PoolId(u16::try_from(pool).expect("a small number")), number };
-        if self.places[site.index()].paused > self.now {
-            return;
-        }
-        self.check_lease(site);
-        let Some(member) = self.member(site).filter(|member| member.may_grant()) else { return };
-        let mut plan = member.epochs().record().plan.clone();
-        if !plan.out.remove(&unit) {
-            if plan.usable(unit.pool).is_none_or(|left| left.0 <= self.setup.k.1.min(units)) {
-                return;
-            }
-            plan.out.insert(unit);
-        }
-        self.change(site, epoch::Input::Configure(plan));
-    }
-
-    fn crash(&mut self, site: SiteId) {
-        self.end_life(site);
-        let memory = self.memory;
-        let place = self.place(site);
-        let member = place.member.take();
-        place.journal.clear();
-        // What a life brought and no epoch has confirmed is not its own to leave to the next one.
-        let own = |member: &Member<P, R>| memory && member.protocol().is_some();
-        if let Some(member) = member.filter(own) {
-            let held = member.claims().iter().filter(|(_, told)| told.held.is_some());
-            place.journal = held.map(|(&claim, told)| (claim, told.clone())).collect();
-        }
-        place.paused = 0;
-    }
-
-    /// Sessions end; waiting clients have nobody to wait for. Holders hold until their leases end.
-    fn end_life(&mut self, site: SiteId) {
-        let sites = self.places.len();
-        for other in 0..sites {
-            self.links[site.index() * sites + other].clear();
-            self.links[other * sites + site.index()].clear();
-        }
-        let place = self.place(site);
-        place.pending.clear();
-        place.kept.clear();
-        place.timers.clear();
-        place.proposal = None;
-        place.departed = false;
-        for client in self.clients_of(site) {
-            if let Some(live) = self.clients[client].filter(|live| !live.held) {
-                self.oracle.ended(live.number);
-                self.report.withdrawn += 1;
-                self.clients[client] = None;
-                self.think(client);
-            }
-        }
-    }
-
-    fn begin_life(&mut self, site: SiteId) {
-        let (store, now, rules) = (Arc::clone(&self.store), self.now, self.rules);
-        let place = self.place(site);
-        if !rules.slips(Slip::ReusesIncarnation) {
-            place.life += 1;
-        }
-        let life = place.life;
-        let claims = std::mem::take(&mut place.journal);
-        let record = Arc::clone(&store);
-        place.member = Some(Member::remembering(rules, site, life, record, claims));
-        place.leased = false;
-        place.heard.fill(now);
-        place.suspects = SiteSet::new();
-        place.waits_for.clear();
-        self.lease(site, life, now);
-        self.check_lease(site);
-        self.change(site, epoch::Input::Decided(store));
-    }
-
-    fn clients_of(&self, site: SiteId) -> Vec<usize> {
-        (site.index()..self.clients.len()).step_by(self.places.len()).collect()
-    }
-
-    fn home(&self, client: usize) -> SiteId {
-        SiteId(u16::try_from(client % self.places.len()).expect("below the number of sites"))
-    }
-
-    fn think(&mut self, client: usize) {
-        let site = self.home(client);
-        let hot = self.setup.hot.iter().find(|entry| entry.0 == site).map_or(1.0, |entry| entry.1);
-        let think = self.setup.think.scaled(1.0 / hot).draw(&mut self.times);
-        self.schedule(self.now + think, Event::Claim { client });
-    }
-
-    fn claim(&mut self, client: usize) {
-        if self.remaining == 0 || self.clients[client].is_some() {
-            return;
-        }
-        let site = self.home(client);
-        let life = self.places[site.index()].life;
-        let stamp = self.member(site).filter(|m| m.may_grant()).and_then(Member::next_stamp);
-        let Some(claim) = stamp else {
-            return self.schedule(self.now + 5 * DELAY, Event::Claim { client });
-        };
-        self.remaining -= 1;
-        self.last_claim = self.now;
-        self.report.requests += 1;
-        let demand = draw_demand(self.setup, &mut self.demands);
-        if self.oracle.number(claim).is_some() {
-            self.oracle.violate("stamps", format!("{claim} was taken twice"));
-        }
-        let number = self.oracle.claimed(claim, &demand);
-        self.report.charges.push(0);
-        self.clients[client] = Some(Live { claim, life, number, issued: self.now, held: false });
-        if let Some(patience) = self.setup.patience {
-            let at = self.now + patience.draw(&mut self.times);
-            self.schedule(at, Event::GiveUp { client, claim });
-        }
-        self.step(site, MemberInput::Local(Input::Claim { claim, demand }));
-    }
-
-    fn granted(&mut self, site: SiteId, claim: Stamp, fence: kofm_core::Fence, units: &[Unit]) {
-        let life = self.places[site.index()].life;
-        if self.leases.get(&(site, life)).is_none_or(|&until| until <= self.now) {
-            self.oracle.violate("lease", format!("{claim} was granted without one"));
-        }
-        let plan = self.member(site).map(|member| &member.epochs().record().plan);
-        let out = |unit: &&Unit| plan.is_some_and(|plan| plan.out.contains(unit));
-        if let Some(unit) = units.iter().find(out) {
-            self.oracle.violate("out of use", format!("{claim} was granted {unit}"));
-        }
-        let Some(number) = self.oracle.granted(claim, fence, units) else { return };
-        let waits = |&client: &usize| {
-            self.clients[client].is_some_and(|live| live.claim == claim && live.life == life)
-        };
-        let Some(client) = self.clients_of(site).into_iter().find(waits) else { return };
-        let live = self.clients[client].as_mut().expect("it was found by its claim");
-        live.held = true;
-        self.report.waits.push(self.now - live.issued);
-        self.report.granted.push(number);
-        let long = self.setup.long.iter().find(|entry| entry.0 == site);
-        let hold = self.setup.hold.scaled(long.map_or(1.0, |entry| entry.1));
-        let hold = hold.draw(&mut self.times);
-        if self.setup.partial && self.oracle.units(number) > 1 {
-            self.schedule(self.now + hold / 2, Event::Release { client, claim, part: true });
-        }
-        self.schedule(self.now + hold, Event::Release { client, claim, part: false });
-    }
-
-    /// A holder has done its work; whoever lives tells its site.
-    fn release(&mut self, client: usize, claim: Stamp, part: bool) {
-        let Some(live) = self.clients[client].filter(|live| live.claim == claim && live.held)
-        else {
-            return;
-        };
-        let part = part.then(|| Demand::one(self.oracle.first_pool(live.number), 1));
-        self.oracle.released(live.number, part.as_ref());
-        let site = self.home(client);
-        if part.is_none() {
-            self.clients[client] = None;
-            self.think(client);
-        }
-        let same = self.places[site.index()].life == live.life;
-        if same && self.member(site).is_some() || self.goes_on(site, claim) {
-            self.tell(site, Input::Release { claim, part });
-        }
-    }
-
-    fn give_up(&mut self, client: usize, claim: Stamp) {
-        let waits = |live: &Live| live.claim == claim && !live.held;
-        let Some(live) = self.clients[client].filter(waits) else { return };
-        let site = self.home(client);
-        if !self.member(site).is_some_and(Member::may_grant) {
-            let later = self.now + 5 * DELAY;
-            return self.schedule(later, Event::GiveUp { client, claim });
-        }
-        self.oracle.ended(live.number);
-        self.report.withdrawn += 1;
-        self.clients[client] = None;
-        self.think(client);
-        self.tell(site, Input::Withdraw { claim });
-    }
-
-    /// What a life has granted ends with its lease, whether or not anybody is there to notice.
-    fn expire(&mut self, site: SiteId, life: u64) {
-        if self.leases[&(site, life)] > self.now {
-            // It was renewed.
-            return;
-        }
-        let alive = self.places[site.index()].life == life && self.member(site).is_some();
-        for client in self.clients_of(site) {
-            let Some(live) = self.clients[client].filter(|live| live.life == life && live.held)
-            else {
-                continue;
-            };
-            self.oracle.released(live.number, None);
-            self.clients[client] = None;
-            self.think(client);
-            if alive || self.goes_on(site, live.claim) {
-                let release = Input::Release { claim: live.claim, part: None };
-                self.place(site).pending.push(release);
-            }
         }
     }
 

@@ -1,0 +1,85 @@
+//! Where the worlds are kept: each distinct part once, and rows of their numbers.
+
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
+
+/// Numbers for things that recur.
+pub(super) struct Interner<T> {
+    pub(super) items: Vec<T>,
+    pub(super) index: HashTable<u32>,
+}
+
+impl<T: Hash + Eq> Interner<T> {
+    pub(super) const fn new() -> Self {
+        Self { items: Vec::new(), index: HashTable::new() }
+    }
+
+    pub(super) fn number(&mut self, item: T) -> u32 {
+        let hash = FxBuildHasher.hash_one(&item);
+        let items = &self.items;
+        if let Some(&i) = self.index.find(hash, |&i| items[i as usize] == item) {
+            return i;
+        }
+        let new = u32::try_from(self.items.len()).expect("fewer than 2^32 distinct parts");
+        self.items.push(item);
+        let items = &self.items;
+        let rehash = |&i: &u32| FxBuildHasher.hash_one(&items[i as usize]);
+        self.index.insert_unique(hash, new, rehash);
+        new
+    }
+}
+
+/// All worlds seen, as rows of numbers in one long vector.
+pub(super) struct Rows {
+    pub(super) width: usize,
+    pub(super) cells: Vec<u32>,
+    pub(super) index: HashTable<u32>,
+    /// For each row, the row it was first reached from and what happened.
+    pub(super) origin: Vec<(u32, Code)>,
+}
+
+impl Rows {
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.origin.len()).expect("fewer than 2^32 worlds")
+    }
+
+    pub(super) fn row(&self, i: u32) -> &[u32] {
+        &self.cells[i as usize * self.width..][..self.width]
+    }
+
+    /// Adds a row; says its number, and whether it is new.
+    pub(super) fn add(&mut self, row: &[u32], origin: (u32, Code)) -> (u32, bool) {
+        let hash = FxBuildHasher.hash_one(row);
+        let (cells, width) = (&self.cells, self.width);
+        let at = |i: u32| &cells[i as usize * width..][..width];
+        if let Some(&i) = self.index.find(hash, |&i| at(i) == row) {
+            return (i, false);
+        }
+        let new = self.count();
+        self.cells.extend_from_slice(row);
+        self.origin.push(origin);
+        let cells = &self.cells;
+        let at = |i: u32| &cells[i as usize * width..][..width];
+        self.index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(at(i)));
+        (new, true)
+    }
+}
+
+/// An action in 32 bits: a link, or a site and the number of its move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Code(pub(super) u32);
+
+impl Code {
+    pub(super) const LINK: u32 = 1 << 31;
+
+    pub(super) fn link(i: usize) -> Self {
+        Self(Self::LINK | u32::try_from(i).expect("few links"))
+    }
+
+    pub(super) fn local(site: usize, number: usize) -> Self {
+        let site = u32::try_from(site).expect("few sites");
+        Self(site << 16 | u32::try_from(number).expect("few moves"))
+    }
+}
