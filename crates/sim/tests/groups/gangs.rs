@@ -8,7 +8,7 @@ use kofm_core::{Cluster, Demand, PoolId, Protocol, SiteId, Units};
 use kofm_sim::exhaustive::{Exploration, explore};
 use kofm_sim::seeded::{Blind, Setup, run};
 use kofm_sim::span::Span;
-use kofm_sim::world::Script;
+use kofm_sim::world::{Script, Timers};
 
 /// A gang: members from 1, the leader first, with what each needs of the pools from 1.
 type Members<'a> = &'a [(u16, &'a [(u16, u32)])];
@@ -34,6 +34,10 @@ impl Instance<'_> {
     }
 
     fn explore<P: Protocol>(&self, limit: u64) -> Exploration<P> {
+        self.explore_with(Timers::Any, limit)
+    }
+
+    fn explore_with<P: Protocol>(&self, timers: Timers, limit: u64) -> Exploration<P> {
         let cluster = self.cluster();
         let shares = Shares::new(&cluster).unwrap();
         let mut own = vec![Vec::new(); usize::from(self.sites)];
@@ -49,13 +53,17 @@ impl Instance<'_> {
             let demand: Demand = parts.into_iter().collect();
             own[usize::from(gang[0].0 - 1)].push((demand, self.rounds));
         }
-        let script =
-            Script { own, withdraw: self.withdraw, ..Script::new(self.sites, 0, Vec::new()) };
+        let new = Script::new(self.sites, 0, Vec::new());
+        let script = Script { own, withdraw: self.withdraw, timers, ..new };
         explore::<P>(&cluster, &script, limit, |_| {})
     }
 
     fn states<P: Protocol>(&self) -> u64 {
-        let found = self.explore::<P>(20_000_000);
+        self.states_with::<P>(Timers::Any)
+    }
+
+    fn states_with<P: Protocol>(&self, timers: Timers) -> u64 {
+        let found = self.explore_with::<P>(timers, 20_000_000);
         if let Some((violation, steps)) = &found.violation {
             let steps: Vec<String> = steps.iter().map(kofm_sim::trace::Step::text).collect();
             panic!("{}: {violation:?}\n{}", self.name, steps.join("\n"));
@@ -179,6 +187,17 @@ fn the_largest_instance_does_too() {
 fn the_smaller_ones_over_permission_too() {
     let found = [1, 2, 6, 7].map(|i| nine()[i].states::<Gang<Permission>>());
     assert_eq!(found, [3_688, 4_074, 2_775, 3_159]);
+}
+
+#[test]
+fn and_over_roaming_as_sites_run_it() {
+    let instances = nine();
+    let states = |i: usize, timers| instances[i].states_with::<Gang>(timers);
+    // Claims may seek, once nothing else happens; in larger ones they do not.
+    let found = [1, 6, 7].map(|i| states(i, Timers::Quiet));
+    assert_eq!(found, [89_780, 169_865, 7_125]);
+    let found = [1, 2, 5, 6, 7].map(|i| states(i, Timers::Never));
+    assert_eq!(found, [7_514, 35_449, 19_021, 2_731, 3_021]);
 }
 
 #[test]
