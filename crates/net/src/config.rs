@@ -143,9 +143,14 @@ impl PoolConfig {
 
     /// What people call a unit.
     pub fn unit_name(&self, number: u32) -> String {
-        let name = usize::try_from(number).ok().and_then(|number| self.names.get(number));
-        name.cloned().unwrap_or_else(|| number.to_string())
+        unit_name(&self.names, number)
     }
+}
+
+/// What people call a unit: by its name, or by its number where it has none.
+pub(crate) fn unit_name(names: &[String], number: u32) -> String {
+    let name = usize::try_from(number).ok().and_then(|number| names.get(number));
+    name.cloned().unwrap_or_else(|| number.to_string())
 }
 
 /// The protocol of pools that name none: never more messages than `permission`, none where demand

@@ -9,7 +9,9 @@ use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Unit, Units};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Code, Members, OnExpiry};
-use crate::config::{Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named};
+use crate::config::{
+    Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named, unit_name,
+};
 use crate::engine::runs_in_a_site;
 
 /// Semaphores that a protocol may have over the life of a cluster.
@@ -20,7 +22,7 @@ const MAX_OUT: usize = 1000;
 /// Bytes of a reason.
 const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
-const SOME: usize = 8;
+const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
 const FORM: [u8; 5] = *b"kofm\x02";
 
@@ -229,13 +231,10 @@ impl Plan {
             return Err(api::Error::new(Code::Unsupported, text));
         }
         let Some(number) = pool.unit_named(unit) else {
-            let some = pool.names.iter().take(SOME).cloned().collect::<Vec<_>>().join(", ");
-            let are = match pool.names.len() {
-                0 => format!("its units are 0 to {}", pool.units.saturating_sub(1)),
-                1..=SOME => format!("its units are {some}"),
-                _ => format!("its units are {some}, …"),
-            };
-            let text = format!("pool `{name}` has no unit `{unit}`; {are}");
+            let some = (0..pool.units.min(SOME)).map(|number| unit_name(&pool.names, number));
+            let some = some.collect::<Vec<_>>().join(", ");
+            let more = if pool.units > SOME { ", …" } else { "" };
+            let text = format!("pool `{name}` has no unit `{unit}`; its units are {some}{more}");
             return Err(api::Error::new(Code::NotFound, text));
         };
         let Some(reason) = reason else {
@@ -303,12 +302,6 @@ impl Plan {
 /// Whether a pool keeps the names that it has.
 fn same_names(old: &PlannedPool, new: &PlannedPool) -> bool {
     new.names.is_empty() || old.names == new.names
-}
-
-/// What people call a unit.
-fn unit_name(names: &[String], number: u32) -> String {
-    let name = usize::try_from(number).ok().and_then(|number| names.get(number));
-    name.cloned().unwrap_or_else(|| number.to_string())
 }
 
 /// What stays quarantined when a pool changes. Where other units take the place of the old ones,

@@ -191,7 +191,7 @@ fn what_cannot_be_quarantined_is_said_and_changes_nothing() {
     let long = "x".repeat(201);
     for (args, what) in [
         (&["quarantine", "nix", "0", "--reason", "r"][..], "no pool `nix`"),
-        (&["quarantine", "slot", "2", "--reason", "r"], "its units are 0 to 1"),
+        (&["quarantine", "slot", "2", "--reason", "r"], "its units are 0, 1"),
         (&["quarantine", "slot", "gpu-3", "--reason", "r"], "no unit `gpu-3`"),
         (&["quarantine", "slot", "0", "--reason", ""], "`reason` is 1 to 200"),
         (&["quarantine", "slot", "0", "--reason", &long], "`reason` is 1 to 200"),

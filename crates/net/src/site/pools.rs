@@ -120,10 +120,10 @@ impl Site {
         let old = old.map(|pool| pool.config);
         // Units keep their names; those that come are called by their numbers.
         if let Some(old) = old.as_ref().filter(|_| names.is_empty()) {
-            let taken = |number: &u32| old.names.contains(&number.to_string());
             let named = u32::try_from(old.names.len()).unwrap_or(u32::MAX);
-            if let Some(number) = (named..units).find(taken).filter(|_| named > 0) {
-                let text = format!("a unit is called `{number}` already; name them all: a,b,c");
+            let comes = |name: &&String| name.parse().is_ok_and(|it| (named..units).contains(&it));
+            if let Some(name) = old.names.iter().find(comes) {
+                let text = format!("a unit is called `{name}` already; name them all: a,b,c");
                 return Err(malformed(text));
             }
             names.clone_from(&old.names);
