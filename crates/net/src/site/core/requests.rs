@@ -43,7 +43,8 @@ impl Core {
             if let Some(&key) = self.by_id.get(id.as_str()) {
                 let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
                 if !(fresh && over) {
-                    return self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
+                    self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
+                    return self.note_askers(key);
                 }
                 self.forget(key);
             }
@@ -55,13 +56,34 @@ impl Core {
                 self.watch_key(key, patience.unwrap_or(settle), told, reply);
                 self.todo.push_back(Todo::Claim(key));
                 self.look_after(key);
+                self.settle();
+                self.note_askers(key);
             }
             Err(error) => {
                 self.metrics.refused += 1;
                 self.respond(reply, Err(error));
+                self.settle();
             }
         }
-        self.settle();
+    }
+
+    /// Fast clients whose request waits may give it up before they are told its id.
+    fn note_askers(&self, key: u64) {
+        let Some(request) = self.requests.get(&key) else { return };
+        for watcher in &request.watchers {
+            if let Responder::Fast(number, outbox) = &watcher.reply {
+                outbox.wait(*number, key);
+            }
+        }
+    }
+
+    /// A fast client does not wait any more for what it asked for.
+    pub(super) fn abandon(&mut self, number: u64, reply: &Responder) {
+        let Responder::Fast(_, outbox) = reply else { return };
+        let Some(key) = outbox.waits_for(number) else { return };
+        if self.requests.get(&key).is_some_and(|request| request.state == State::Queued) {
+            self.end(key, State::Cancelled, "its client stopped waiting");
+        }
     }
 
     pub(super) fn check(&self, spec: &Submit, hold: Hold) -> Result<Vec<(usize, u32)>, api::Error> {
