@@ -199,6 +199,8 @@ pub(crate) struct Core {
     ended: VecDeque<u64>,
     /// What was asked for last: whoever asks for the same shares it.
     asked: Arc<api::Want>,
+    /// What is told of requests that have none.
+    no_units: Arc<api::Units>,
     /// Ids that other sites are being asked about.
     reserved: HashMap<String, Moment>,
     next_key: u64,
@@ -216,7 +218,7 @@ pub(crate) struct Core {
     listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
-    pub(super) history: VecDeque<Arc<api::Happening>>,
+    pub(super) history: VecDeque<api::Happening>,
     events: broadcast::Sender<Arc<api::Happening>>,
     pub(super) metrics: Metrics,
     faults: HashSet<SiteId>,
@@ -500,6 +502,7 @@ impl Core {
             by_lease: FxHashMap::default(),
             ended: VecDeque::new(),
             asked: Arc::default(),
+            no_units: Arc::default(),
             reserved: HashMap::new(),
             next_key: 0,
             queued: 0,
@@ -583,6 +586,14 @@ impl Core {
                 count = commands.recv_many(&mut batch, MAX_BATCH) => {
                     if count == 0 {
                         return;
+                    }
+                    // Whoever is heard of in the same moment is served together: then all that
+                    // is said is written at once, too, and wakes those who wait once.
+                    tokio::task::yield_now().await;
+                    while batch.len() < MAX_BATCH
+                        && let Ok(command) = commands.try_recv()
+                    {
+                        batch.push(command);
                     }
                     for command in batch.drain(..) {
                         self.ring();
