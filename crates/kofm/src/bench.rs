@@ -5,12 +5,12 @@
 //! pair counts from the moment when it was due, not from when a client got round to it.
 //!
 //! A pair is an acquire that is granted, and the release of what it got. The release is sent when
-//! the guard is dropped, and nobody waits for its answer: it travels with the client's next acquire,
-//! whose answer comes after the release is done, because a site does the calls of a connection in
-//! their order. The last release of each client is waited for before the time of a measurement is
-//! taken, so a rate counts nothing unfinished; a latency is the acquire's. With `--confirm`, and
-//! always over HTTP, clients wait for the site's word on every release: then the rate is that of two
-//! round trips per pair, and the latency that of both.
+//! the guard is dropped, and nobody waits for its answer: it travels with the client's next
+//! acquire, whose answer comes after the release is done, because a site does the calls of a
+//! connection in their order. The last release of each client is waited for before the time of a
+//! measurement is taken, so a rate counts nothing unfinished; a latency is the acquire's. With
+//! `--confirm`, and always over HTTP, clients wait for the site's word on every release: then a
+//! pair takes two round trips, and the latency is that of both.
 //!
 //! A hand-over is what passes between the release of a unit at one site and its grant to a client
 //! that waits for it at another.
@@ -60,9 +60,9 @@ pub(crate) struct Bench {
     via: Via,
     /// Wait for the site's word on every release before the next acquire
     ///
-    /// Otherwise a release is sent without waiting, and travels with the client's next acquire; the
-    /// site does it first. The last ones are waited for before the time is taken, and the latency of
-    /// a pair is that of its acquire. Over HTTP every release is confirmed.
+    /// Otherwise a release is sent without waiting, and travels with the client's next acquire;
+    /// the site does it first. The last ones are waited for before the time is taken, and the
+    /// latency of a pair is that of its acquire. Over HTTP every release is confirmed.
     #[arg(long)]
     confirm: bool,
     /// Clients share one connection per site, as the tasks of one program do

@@ -413,8 +413,8 @@ impl Line {
     }
 
     /// Makes a call whose answer nobody waits for, at once. If there are too many, calls that can
-    /// wait are held back: so no more are open than [`MAX_OPEN`] and what guards and requests in the
-    /// hands of the program come to.
+    /// wait are held back: so no more are open than [`MAX_OPEN`], and as many as the program has
+    /// guards and requests in its hands.
     fn tell(&self, call: &FastCall<'_>) {
         let mut calls = self.lock();
         if calls.frames.closed {
