@@ -45,6 +45,8 @@ pub(in crate::site) use self::plans::return_first;
 
 /// Commands that are carried out before somebody else is listened to.
 const MAX_BATCH: usize = 64;
+/// Requests and leases that make a crowd.
+const CROWD: usize = 16;
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
 /// Ended requests that are remembered, so that a repeated id finds them.
@@ -587,13 +589,15 @@ impl Core {
                     if count == 0 {
                         return;
                     }
-                    // Whoever is heard of in the same moment is served together: then all that
-                    // is said is written at once, too, and wakes those who wait once.
-                    tokio::task::yield_now().await;
-                    while batch.len() < MAX_BATCH
-                        && let Ok(command) = commands.try_recv()
-                    {
-                        batch.push(command);
+                    // In a crowd others are heard of in the same moment, and served together:
+                    // answers are written one after the other, and wake those who wait once.
+                    if self.queued + self.by_lease.len() >= CROWD {
+                        tokio::task::yield_now().await;
+                        while batch.len() < MAX_BATCH
+                            && let Ok(command) = commands.try_recv()
+                        {
+                            batch.push(command);
+                        }
                     }
                     for command in batch.drain(..) {
                         self.ring();
