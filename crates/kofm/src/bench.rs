@@ -4,6 +4,14 @@
 //! they can (pairs per second), then open loop at seven tenths of that rate, where the latency of a
 //! pair counts from the moment when it was due, not from when a client got round to it.
 //!
+//! A pair is an acquire that is granted, and the release of what it got. The release is sent when
+//! the guard is dropped, and nobody waits for its answer: it travels with the client's next
+//! acquire, whose answer comes after the release is done, because a site does the calls of a
+//! connection in their order. The last release of each client is waited for before the time of a
+//! measurement is taken, so a rate counts nothing unfinished; a latency is the acquire's. With
+//! `--confirm`, and always over HTTP, clients wait for the site's word on every release: then a
+//! pair takes two round trips, and the latency is that of both.
+//!
 //! A hand-over is what passes between the release of a unit at one site and its grant to a client
 //! that waits for it at another.
 
@@ -50,6 +58,13 @@ pub(crate) struct Bench {
     /// How clients speak
     #[arg(long, value_enum, default_value_t = Via::Fast)]
     via: Via,
+    /// Wait for the site's word on every release before the next acquire
+    ///
+    /// Otherwise a release is sent without waiting, and travels with the client's next acquire;
+    /// the site does it first. The last ones are waited for before the time is taken, and the
+    /// latency of a pair is that of its acquire. Over HTTP every release is confirmed.
+    #[arg(long)]
+    confirm: bool,
     /// Clients share one connection per site, as the tasks of one program do
     #[arg(long)]
     shared: bool,
@@ -85,6 +100,8 @@ enum Via {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    /// Clients waited for the answer to every release, not only to the last.
+    confirmed: bool,
     echo: Vec<Row>,
     pairs: Vec<Row>,
     handover: Vec<Handover>,
@@ -143,7 +160,9 @@ impl Bench {
     }
 
     async fn measure(&self) -> Result<Report, Exit> {
-        let mut report = Report { echo: Vec::new(), pairs: Vec::new(), handover: Vec::new() };
+        let confirmed = self.confirm || self.via == Via::Http;
+        let (echo, pairs, handover) = (Vec::new(), Vec::new(), Vec::new());
+        let mut report = Report { confirmed, echo, pairs, handover };
         let echo = Server::start(&["bench", "--echo"], 1)?;
         for &clients in &self.clients {
             eprintln!("echo, {clients} clients");
@@ -213,6 +232,7 @@ impl Bench {
             let makers = (0..clients).map(|number| FastPair {
                 address: address(number),
                 shared: shared.get(number % sites).cloned(),
+                confirm: self.confirm,
             });
             measure(makers.collect(), self.time).await?
         };
@@ -253,21 +273,21 @@ impl Bench {
         let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
         let mut holder = fast(&server.addresses[0]).await?;
         let mut next = fast(&server.addresses[1]).await?;
-        let mut lease = holder.acquire(&spec).await?;
+        let mut guard = holder.acquire(&spec).await?;
         let (start, mut times) = (Instant::now(), Vec::new());
         while start.elapsed() < self.time {
             let (client, spec) = (next.clone(), spec.clone());
             let waiting = tokio::spawn(async move {
-                let lease = client.acquire(&spec).await;
-                (Instant::now(), lease)
+                let guard = client.acquire(&spec).await;
+                (Instant::now(), guard)
             });
             // Long enough for the claim to be known everywhere.
             tokio::time::sleep(PAUSE).await;
             let released = Instant::now();
-            holder.release(&lease.id).await?;
+            guard.release().await?;
             let (granted, given) =
                 waiting.await.map_err(|error| Exit::new(SYSTEM, error.to_string()))?;
-            lease = given?;
+            guard = given?;
             let time = granted.saturating_duration_since(released);
             times.push(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
             std::mem::swap(&mut holder, &mut next);
@@ -328,6 +348,10 @@ trait Work: Send + 'static {
     type Client: Send;
     fn connect(&self) -> impl Future<Output = Result<Self::Client, Exit>> + Send;
     fn once(client: &mut Self::Client) -> impl Future<Output = Result<(), Exit>> + Send;
+    /// Does it for the last time: nothing of this client's work is unfinished afterwards.
+    fn last(client: &mut Self::Client) -> impl Future<Output = Result<(), Exit>> + Send {
+        Self::once(client)
+    }
 }
 
 struct Echo {
@@ -376,6 +400,13 @@ impl Work for Pair {
 struct FastPair {
     address: String,
     shared: Option<FastClient>,
+    confirm: bool,
+}
+
+struct FastWorker {
+    client: FastClient,
+    spec: Submit,
+    confirm: bool,
 }
 
 async fn fast(address: &str) -> Result<FastClient, Exit> {
@@ -384,19 +415,28 @@ async fn fast(address: &str) -> Result<FastClient, Exit> {
 }
 
 impl Work for FastPair {
-    type Client = (FastClient, Submit);
+    type Client = FastWorker;
 
     async fn connect(&self) -> Result<Self::Client, Exit> {
         let spec = Submit { want: [("bench".to_owned(), 1)].into(), ..Submit::default() };
-        match &self.shared {
-            Some(client) => Ok((client.clone(), spec)),
-            None => Ok((fast(&self.address).await?, spec)),
-        }
+        let client = match &self.shared {
+            Some(client) => client.clone(),
+            None => fast(&self.address).await?,
+        };
+        Ok(FastWorker { client, spec, confirm: self.confirm })
     }
 
-    async fn once((client, spec): &mut Self::Client) -> Result<(), Exit> {
-        let lease = client.acquire(spec).await?;
-        client.release(&lease.id).await?;
+    async fn once(worker: &mut Self::Client) -> Result<(), Exit> {
+        let guard = worker.client.acquire(&worker.spec).await?;
+        if worker.confirm {
+            guard.release().await?;
+        }
+        Ok(())
+    }
+
+    async fn last(worker: &mut Self::Client) -> Result<(), Exit> {
+        // A site does the calls of a connection in order: all earlier releases are done, too.
+        worker.client.acquire(&worker.spec).await?.release().await?;
         Ok(())
     }
 }
@@ -419,6 +459,8 @@ async fn measure<W: Work>(works: Vec<W>, time: Duration) -> Result<(f64, Latency
                 W::once(&mut client).await?;
                 count.fetch_add(1, Ordering::Relaxed);
             }
+            W::last(&mut client).await?;
+            count.fetch_add(1, Ordering::Relaxed);
             Ok::<_, Exit>(client)
         });
     }
@@ -515,7 +557,12 @@ fn show(report: &Report) -> String {
         "PROTOCOL", "SITES", "CLIENTS", "UNITS", "PER S", "OF ECHO", "AT RATE", "P50 us", "P99 us",
         "P99.9", "MAX",
     ];
-    let pairs = table(&head, rows);
+    let releases = if report.confirmed {
+        "Clients waited for the answer to every release."
+    } else {
+        "Releases travel with the client's next acquire, and are done before it (see --confirm)."
+    };
+    let pairs = format!("{}{releases}\n", table(&head, rows));
     if report.handover.is_empty() {
         return pairs;
     }

@@ -30,6 +30,6 @@ pub mod wire;
 
 pub use access::Access;
 pub use boottime::Moment;
-pub use fast::{FastClient, FastLease};
+pub use fast::{FastClient, FastGuard, FastLease};
 pub use incarnation::{IdentityError, StateDir};
 pub use site::{Held, Site, StartError};

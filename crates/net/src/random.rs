@@ -1,17 +1,32 @@
 //! Randomness from the system: ids that cannot be guessed, and jitter.
 
 use std::cell::RefCell;
+use std::fmt::Write;
 use std::time::Duration;
+
+use kofm_core::SiteId;
 
 /// So many random bytes, in hexadecimal.
 pub(crate) fn hex<const N: usize>() -> String {
-    const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let mut text = String::with_capacity(2 * N);
+    push_hex::<N>(&mut text);
+    text
+}
+
+/// An id of so many random bytes: it says what it is, and which site gave it out.
+pub(crate) fn id<const N: usize>(kind: char, site: SiteId) -> String {
+    let mut text = String::with_capacity(2 * N + 8);
+    write!(text, "{kind}{}-", site.0).expect("a string takes everything");
+    push_hex::<N>(&mut text);
+    text
+}
+
+fn push_hex<const N: usize>(text: &mut String) {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
     for byte in bytes::<N>() {
         text.push(DIGITS[usize::from(byte >> 4)].into());
         text.push(DIGITS[usize::from(byte & 15)].into());
     }
-    text
 }
 
 /// A time in this range.

@@ -47,6 +47,8 @@ pub(crate) enum Call {
         wait: Duration,
     },
     Cancel(String),
+    /// Whoever made the call of this number over the same fast connection waits no more.
+    Abandon(u64),
     Renew(String),
     Release(String),
     ReleaseRequest(String),

@@ -28,7 +28,9 @@ impl Site {
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
-            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } => return true,
+            Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } | Call::Abandon(_) => {
+                return true;
+            }
             Call::Renew(id) | Call::Release(id) => home_of(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
@@ -85,6 +87,7 @@ impl Site {
             | Call::Reserve(_)
             | Call::Unreserve(_)
             | Call::Knows { .. }
+            | Call::Abandon(_)
             | Call::ReleaseRequest(_)
             | Call::Leases
             | Call::Queue

@@ -43,6 +43,10 @@ pub(crate) use self::epochs::{Change, Doors, Note, View};
 pub(crate) use self::gangs::total;
 pub(in crate::site) use self::plans::return_first;
 
+/// Commands that are carried out before somebody else is listened to.
+const MAX_BATCH: usize = 64;
+/// Requests and leases that make a crowd.
+const CROWD: usize = 16;
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
 /// Ended requests that are remembered, so that a repeated id finds them.
@@ -186,13 +190,19 @@ pub(crate) struct Core {
     /// Since when members of gangs are away.
     away: HashMap<SiteId, Moment>,
 
-    /// By keys of this site's own: nobody can choose them to collide.
-    pub(super) requests: FxHashMap<u64, Request>,
+    /// By keys of this site's own: nobody can choose them to collide. The table is moved from time
+    /// to time as they come and go, and they are large.
+    pub(super) requests: FxHashMap<u64, Box<Request>>,
     by_id: HashMap<Arc<str>, u64>,
     /// Stamps are unique within an engine: some protocols keep a clock of their own.
     by_claim: FxHashMap<(usize, Stamp), u64>,
-    by_lease: HashMap<Arc<str>, u64>,
+    /// Nobody else makes up the ids of leases.
+    by_lease: FxHashMap<Arc<str>, u64>,
     ended: VecDeque<u64>,
+    /// What was asked for last: whoever asks for the same shares it.
+    asked: Arc<api::Want>,
+    /// What is told of requests that have none.
+    no_units: Arc<api::Units>,
     /// Ids that other sites are being asked about.
     reserved: HashMap<String, Moment>,
     next_key: u64,
@@ -210,7 +220,7 @@ pub(crate) struct Core {
     listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
-    pub(super) history: VecDeque<Arc<api::Happening>>,
+    pub(super) history: VecDeque<api::Happening>,
     events: broadcast::Sender<Arc<api::Happening>>,
     pub(super) metrics: Metrics,
     faults: HashSet<SiteId>,
@@ -336,7 +346,7 @@ pub(crate) struct Request {
     parts: Vec<Part>,
     /// The part that waits; all before it are granted.
     part: usize,
-    pub(super) lease: Option<Lease>,
+    pub(super) lease: Option<Box<Lease>>,
     deadline: Option<(Moment, u64)>,
     watchers: Vec<Watcher>,
     /// Why its lease is not renewed any more.
@@ -434,8 +444,8 @@ enum Todo {
         reply: Responder,
     },
     Claim(u64),
-    /// A part of a request that is over is given back.
-    Undo(u64, Part),
+    /// A part of a request that is over is given back. Nobody finds the request by it any more.
+    Undo(Part),
     Grant(u64),
     Move(usize, Move),
     Names(usize, names::Effect),
@@ -491,8 +501,10 @@ impl Core {
             requests: FxHashMap::default(),
             by_id: HashMap::new(),
             by_claim: FxHashMap::default(),
-            by_lease: HashMap::new(),
+            by_lease: FxHashMap::default(),
             ended: VecDeque::new(),
+            asked: Arc::default(),
+            no_units: Arc::default(),
             reserved: HashMap::new(),
             next_key: 0,
             queued: 0,
@@ -565,6 +577,7 @@ impl Core {
         mut news: mpsc::Receiver<News>,
         mut alarm: Alarm,
     ) {
+        let mut batch = Vec::new();
         loop {
             alarm.set(self.timers.first_key_value().map(|(key, _)| key.0));
             tokio::select! {
@@ -572,10 +585,25 @@ impl Core {
                     Some(event) => { self.ring(); self.on_link(event); }
                     None => return,
                 },
-                command = commands.recv() => match command {
-                    Some(command) => { self.ring(); self.on_command(command); }
-                    None => return,
-                },
+                count = commands.recv_many(&mut batch, MAX_BATCH) => {
+                    if count == 0 {
+                        return;
+                    }
+                    // In a crowd others are heard of in the same moment, and served together:
+                    // answers are written one after the other, and wake those who wait once.
+                    if self.queued + self.by_lease.len() >= CROWD {
+                        tokio::task::yield_now().await;
+                        while batch.len() < MAX_BATCH
+                            && let Ok(command) = commands.try_recv()
+                        {
+                            batch.push(command);
+                        }
+                    }
+                    for command in batch.drain(..) {
+                        self.ring();
+                        self.on_command(command);
+                    }
+                }
                 Some(news) = news.recv() => { self.ring(); self.on_news(news); }
                 () = alarm.ring() => self.ring(),
             }

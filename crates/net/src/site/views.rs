@@ -227,7 +227,7 @@ impl Core {
     pub(super) fn recent(&self, limit: usize) -> Vec<api::Happening> {
         let limit = limit.min(MAX_LISTED);
         let skipped = self.history.len().saturating_sub(limit);
-        self.history.iter().skip(skipped).map(|it| api::Happening::clone(it)).collect()
+        self.history.iter().skip(skipped).cloned().collect()
     }
 }
 

@@ -99,7 +99,7 @@ impl Core {
                 Todo::Take(key) => self.ask_for(key),
                 Todo::Leave(engine, claim) => self.leave(engine, claim),
                 Todo::Add { semaphore, units, reply } => self.add_now(semaphore, units, reply),
-                Todo::Undo(key, part) => self.undo(key, &part),
+                Todo::Undo(part) => self.undo(&part),
                 Todo::Grant(key) => self.grant(key),
                 Todo::Move(engine, input) => self.step(engine, input),
                 Todo::Names(engine, effect) => self.on_names_effect(engine, effect),
@@ -374,11 +374,9 @@ impl Core {
     }
 
     /// Takes back one part of a demand: withdrawn where it waits, released where it is held.
-    pub(super) fn undo(&mut self, key: u64, part: &Part) {
+    fn undo(&mut self, part: &Part) {
         let Some(claim) = part.claim else { return };
         let engine = part.engine;
-        self.by_claim.remove(&(engine, claim));
-        self.leave_queue(key, claim, engine, &part.demand);
         if !part.granted {
             self.stop_hoping(engine, claim, &part.demand);
             self.todo.push_back(Todo::Move(engine, Move::Withdraw { claim }));

@@ -18,14 +18,15 @@ pub(super) struct Listener {
 
 impl Core {
     pub(super) fn record(&mut self, happening: api::Happening) {
-        let happening = Arc::new(happening);
-        self.history.push_back(Arc::clone(&happening));
+        // Nobody may be listening; who listens too slowly is told so.
+        if self.events.receiver_count() > 0 {
+            self.events.send(Arc::new(happening.clone())).ok();
+        }
+        self.history.push_back(happening);
         self.happened += 1;
         if self.history.len() > MAX_HISTORY {
             self.history.pop_front();
         }
-        // Nobody may be listening; who listens too slowly is told so.
-        self.events.send(happening).ok();
         for listener in std::mem::take(&mut self.listeners) {
             self.timers.remove(&listener.timer);
             let answer = self.events_after(self.happened - 1);
@@ -59,7 +60,7 @@ impl Core {
         let missed = self.happened.checked_sub(after).unwrap_or(self.happened);
         let missed = usize::try_from(missed).unwrap_or(usize::MAX).min(self.history.len());
         let list = self.history.iter().skip(self.history.len() - missed).take(MAX_EVENTS);
-        let list: Vec<_> = list.map(|it| api::Happening::clone(it)).collect();
+        let list: Vec<_> = list.cloned().collect();
         let left = missed - list.len();
         Answer::Events { next: self.happened - left as u64, list }
     }
@@ -76,7 +77,7 @@ impl Core {
             owner: request.and_then(|request| request.owner.clone()),
             reason: request.and_then(|request| request.reason.clone()),
             want: request.map(|request| Arc::clone(&request.asked)).unwrap_or_default(),
-            units: lease.map(|lease| Arc::clone(&lease.names)).unwrap_or_default(),
+            units: Arc::clone(lease.map_or(&self.no_units, |lease| &lease.names)),
             fence: lease.map(|lease| lease.fence),
             waited_ms: request.map(|request| millis(request.waited)),
             held_ms: None,

@@ -224,6 +224,10 @@ impl Core {
                 Ok(Answer::Known(mine || self.by_id.contains_key(id.as_str())))
             }
             Call::Cancel(id) => self.cancel(&id),
+            Call::Abandon(number) => {
+                self.abandon(number, &reply);
+                Ok(Answer::Done)
+            }
             Call::Renew(id) => self.renew(&id),
             Call::Release(id) => {
                 self.release(&id);

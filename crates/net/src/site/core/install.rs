@@ -54,7 +54,7 @@ impl Core {
             .collect();
         self.report_semaphores(&mut books);
         let ended = self.todo.iter().filter_map(|todo| match todo {
-            Todo::Undo(_, part) => Some(part),
+            Todo::Undo(part) => Some(part),
             Todo::Claim(_)
             | Todo::Grant(_)
             | Todo::Move(..)
@@ -241,7 +241,7 @@ impl Core {
             part.numbers.retain(|pool, _| stay.get(pool.index()) == Some(&true));
         };
         for todo in &mut self.todo {
-            if let Todo::Undo(_, part) = todo {
+            if let Todo::Undo(part) = todo {
                 trim(part);
                 if part.claim.is_some_and(|claim| !known(part.engine, claim)) {
                     part.claim = None;

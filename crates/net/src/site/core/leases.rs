@@ -9,7 +9,7 @@ use kofm_core::Demand;
 use tracing::{error, warn};
 
 use super::requests::unknown_request;
-use super::{Core, Lease, MAX_TTL, Request, Status, Timer, Todo};
+use super::{Core, Lease, MAX_TTL, Status, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, OnExpiry, State};
 use crate::boottime::Moment;
 use crate::engine::Move;
@@ -25,8 +25,10 @@ impl Core {
             self.todo.push_front(Todo::Grant(key));
             return self.check_lease(now);
         }
-        let queued = |it: &&Request| it.state == State::Queued;
-        let Some(request) = self.requests.get(&key).filter(queued) else { return };
+        let Some(request) = self.requests.get(&key) else { return };
+        if request.state != State::Queued {
+            return;
+        }
         // Later than whatever this site has heard of, so later than the last use of any of these
         // units: a fence.
         self.clock.fence += 1;
@@ -47,14 +49,14 @@ impl Core {
                 }
             }
         }
-        let id: Arc<str> = format!("L{}-{}", self.me.0, random::hex::<16>()).into();
+        let id: Arc<str> = random::id::<16>('L', self.me).into();
         let Some(request) = self.requests.get_mut(&key) else { return };
         request.state = State::Granted;
         request.waited = now.since(request.submitted);
         if let Some(timer) = request.deadline.take() {
             self.timers.remove(&timer);
         }
-        request.lease = Some(Lease {
+        request.lease = Some(Box::new(Lease {
             id: Arc::clone(&id),
             fence,
             epoch,
@@ -65,7 +67,7 @@ impl Core {
             status: Status::Live,
             names,
             units,
-        });
+        }));
         self.queued -= 1;
         self.metrics.granted(request.waited);
         self.by_lease.insert(id, key);

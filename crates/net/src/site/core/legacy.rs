@@ -226,11 +226,11 @@ impl Core {
                 waited: std::time::Duration::ZERO,
                 part: parts.len(),
                 parts,
-                lease: Some(lease),
+                lease: Some(Box::new(lease)),
                 deadline: None,
                 watchers: Vec::new(),
             };
-            self.requests.insert(key, request);
+            self.requests.insert(key, Box::new(request));
             self.note_held(key);
             self.look_after(key);
         }
@@ -247,7 +247,7 @@ impl Core {
                 let (demand, claim) = (standing.demand.clone(), Some(claim));
                 let granted = standing.held.is_some();
                 let part = Part { engine, demand, claim, granted, counted, numbers };
-                self.todo.push_back(Todo::Undo(u64::MAX, part));
+                self.todo.push_back(Todo::Undo(part));
             }
         }
     }

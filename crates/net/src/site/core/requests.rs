@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::{PoolId, Units};
+use kofm_core::Units;
 use tracing::info;
 
 use super::{
@@ -43,7 +43,8 @@ impl Core {
             if let Some(&key) = self.by_id.get(id.as_str()) {
                 let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
                 if !(fresh && over) {
-                    return self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
+                    self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
+                    return self.note_askers(key);
                 }
                 self.forget(key);
             }
@@ -52,16 +53,43 @@ impl Core {
             Ok(want) => {
                 let key = self.open(spec, want, hold);
                 let settle = if self.requests[&key].once { TRY + SETTLE } else { SETTLE };
-                self.watch_key(key, patience.unwrap_or(settle), told, reply);
                 self.todo.push_back(Todo::Claim(key));
                 self.look_after(key);
+                if let Some(patience) = patience {
+                    // Who waits for the end may not have to wait at all.
+                    self.settle();
+                    self.watch_key(key, patience, told, reply);
+                    self.note_askers(key);
+                } else {
+                    self.watch_key(key, settle, told, reply);
+                    self.settle();
+                }
             }
             Err(error) => {
                 self.metrics.refused += 1;
                 self.respond(reply, Err(error));
+                self.settle();
             }
         }
-        self.settle();
+    }
+
+    /// Fast clients whose request waits may give it up before they are told its id.
+    fn note_askers(&self, key: u64) {
+        let Some(request) = self.requests.get(&key) else { return };
+        for watcher in &request.watchers {
+            if let Responder::Fast(number, outbox) = &watcher.reply {
+                outbox.wait(*number, key);
+            }
+        }
+    }
+
+    /// A fast client does not wait any more for what it asked for.
+    pub(super) fn abandon(&mut self, number: u64, reply: &Responder) {
+        let Responder::Fast(_, outbox) = reply else { return };
+        let Some(key) = outbox.waits_for(number) else { return };
+        if self.requests.get(&key).is_some_and(|request| request.state == State::Queued) {
+            self.end(key, State::Cancelled, "its client stopped waiting");
+        }
     }
 
     pub(super) fn check(&self, spec: &Submit, hold: Hold) -> Result<Vec<(usize, u32)>, api::Error> {
@@ -117,7 +145,7 @@ impl Core {
         self.next_key += 1;
         let id: Arc<str> = match spec.id {
             Some(id) => id.into(),
-            None => format!("R{}-{}", self.me.0, random::hex::<8>()).into(),
+            None => random::id::<8>('R', self.me).into(),
         };
         // Pools that heal make the units of a dead site anew after a while: its leases end before.
         let heals = want.iter().any(|it| crate::engine::heals(self.pools[it.0].config.protocol));
@@ -127,12 +155,15 @@ impl Core {
             let wait = if once { TRY } else { wait };
             self.start_timer(Moment::now().after(wait), Timer::Deadline(key))
         });
+        if *self.asked != spec.want {
+            self.asked = Arc::new(spec.want);
+        }
         let request = Request {
             id: Arc::clone(&id),
             // Made when it claims.
             parts: Vec::new(),
             want,
-            asked: Arc::new(spec.want),
+            asked: Arc::clone(&self.asked),
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
             ttl: if heals { ttl.min(MAX_HEALING_TTL) } else { ttl },
@@ -148,7 +179,7 @@ impl Core {
             watchers: Vec::new(),
             doom: None,
         };
-        self.requests.insert(key, request);
+        self.requests.insert(key, Box::new(request));
         self.by_id.insert(id, key);
         self.queued += 1;
         self.metrics.submitted += 1;
@@ -271,7 +302,7 @@ impl Core {
                 self.by_claim.remove(&(part.engine, claim));
                 self.leave_queue(key, claim, part.engine, &part.demand);
             }
-            self.todo.push_back(Todo::Undo(key, part));
+            self.todo.push_back(Todo::Undo(part));
         }
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
@@ -289,20 +320,22 @@ impl Core {
 
     /// A part for each protocol whose pools are wanted.
     pub(super) fn parts_of(&self, want: &[(usize, u32)]) -> Vec<Part> {
-        let mut parts: BTreeMap<usize, Vec<(PoolId, Units)>> = BTreeMap::new();
-        for &(pool, units) in want {
-            let pool = &self.pools[pool];
-            parts.entry(pool.engine).or_default().push((pool.id, Units(units)));
-        }
-        let part = |(engine, demand): (usize, Vec<(PoolId, Units)>)| Part {
+        let mut engines: Vec<usize> = want.iter().map(|want| self.pools[want.0].engine).collect();
+        engines.sort_unstable();
+        engines.dedup();
+        let demand = |engine: usize| {
+            let pools = want.iter().map(|&(pool, units)| (&self.pools[pool], Units(units)));
+            pools.filter(|it| it.0.engine == engine).map(|(pool, units)| (pool.id, units)).collect()
+        };
+        let part = |engine: usize| Part {
             engine,
-            demand: demand.into_iter().collect(),
+            demand: demand(engine),
             claim: None,
             granted: false,
             counted: false,
             numbers: BTreeMap::new(),
         };
-        parts.into_iter().map(part).collect()
+        engines.into_iter().map(part).collect()
     }
 
     pub(super) fn forget(&mut self, key: u64) {

@@ -482,7 +482,7 @@ impl Core {
     fn work(&mut self, claim: Stamp, units: &[Unit]) {
         self.clock.fence += 1;
         let fence = self.clock.fence;
-        let lease = format!("L{}-{}", self.me.0, random::hex::<16>());
+        let lease = random::id::<16>('L', self.me);
         let Some(rota) = &mut self.rota else { return };
         let group = Grouping::group_of(units).map_or(usize::MAX, GroupId::index);
         let gang = rota.gangs.get(group).cloned().unwrap_or_default();
