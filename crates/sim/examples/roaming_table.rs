@@ -4,7 +4,7 @@
 //!
 //! The workload, as far as the note tells it: one-way delay 1 (uniform 0.5..1.5), hold 5
 //! (exponential), 1 or 2 units per claim, a closed load of about 10 clients per 3 units but at
-//! least one per site, with a think time such that the clients ask for 0.2, 0.5 or 1.5 times the
+//! least one per site, with a think time such that the clients ask for 0.1, 0.5 or 1.5 times the
 //! capacity. With a hot site, 80 % of the demand is there. Its numbers for `permission` come out
 //! close to the note's, which are printed too, as are the note's two versions of `roaming`.
 
@@ -19,7 +19,7 @@ use kofm_sim::span::Span;
 
 const SITES: [u16; 5] = [3, 5, 9, 17, 33];
 const UNITS: [u32; 4] = [1, 3, 8, 32];
-const LOADS: [(&str, f64); 3] = [("low", 0.2), ("mid", 0.5), ("heavy", 1.5)];
+const LOADS: [(&str, f64); 3] = [("low", 0.1), ("mid", 0.5), ("heavy", 1.5)];
 const HOLD: f64 = 5.0;
 
 fn main() {
@@ -29,8 +29,8 @@ fn main() {
     for (hot, name, notes) in [(false, "uniform", &UNIFORM), (true, "hot", &HOT)] {
         println!("{name} demand: messages per grant and mean wait");
         println!(
-            "{:>2} {:>2} {:<5} | {:>6} {:>6} | {:>6} {:>6} {:>6} | note: Raynal, first, final",
-            "n", "M", "load", "perm", "wait", "roam", "wait", "w-rat"
+            "{:>2} {:>2} {:<5} | {:>6} {:>6} | {:>6} {:>4} {:>6} {:>6} | note: Raynal, first, final",
+            "n", "M", "load", "perm", "wait", "roam", "most", "wait", "w-rat"
         );
         let mut cells = notes.iter();
         for sites in SITES {
@@ -82,9 +82,10 @@ fn row(base: &Report, ours: &Report, note: &[f64; 6]) -> String {
     let ratio = ours.wait_mean() / base.wait_mean();
     let clean = if ours.is_clean() { "" } else { " NOT CLEAN" };
     format!(
-        "{b:>6.2} {:>6.2} | {o:>6.2} {:>6.2} {ratio:>6.2} | \
+        "{b:>6.2} {:>6.2} | {o:>6.2} {:>4} {:>6.2} {ratio:>6.2} | \
          {:>5.2} w{:<5} {:>5.2} w{:<5} {:>5.2} w{}{clean}",
         base.wait_mean(),
+        ours.messages_per_grant().max,
         ours.wait_mean(),
         note[0],
         note[1],

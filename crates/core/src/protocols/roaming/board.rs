@@ -13,11 +13,14 @@
 //!
 //! It counts, and does not guess: of each site, the units that it has and those that claims were
 //! sent for. Both differ from the truth only by what is on its way, and in the right direction: who
-//! sends a claim back had no unit for it when the board believed so, too.
+//! sends a claim back had no unit for it when the board believed so, too. It is not sent there again
+//! before a unit has come there. Otherwise the two would exchange it without end while a holder
+//! keeps the unit, and its site has nothing to tell.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::Rules;
 use crate::types::{SiteId, Stamp};
 
 /// What a board knows.
@@ -57,6 +60,19 @@ struct Post {
     wanted: u32,
     /// Units that it said are idle.
     spare: u32,
+    /// The claims that were sent there.
+    guests: BTreeMap<Stamp, Guest>,
+    /// Claims that it sent back, and no unit has come there since they were sent: they may be sent
+    /// there for less than this.
+    refused: BTreeMap<Stamp, u32>,
+}
+
+/// A claim at a site that it was sent to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Guest {
+    units: u32,
+    /// Whether it was sent before the last unit came there, and may have been there too early.
+    early: bool,
 }
 
 /// A claim that has units.
@@ -79,6 +95,19 @@ impl Post {
     /// Units that are there and that nobody was sent for.
     fn room(&self) -> u32 {
         self.units().saturating_sub(self.wanted)
+    }
+
+    /// How many units more a claim may be sent there for.
+    fn limit(&self, claim: Stamp) -> u32 {
+        let Some(refused) = self.refused.get(&claim) else { return u32::MAX };
+        let here = self.guests.get(&claim).map_or(0, |guest| guest.units);
+        refused.saturating_sub(here + 1)
+    }
+
+    /// There may be a unit for those that were refused.
+    fn invite(&mut self) {
+        self.refused.clear();
+        self.guests.values_mut().for_each(|guest| guest.early = true);
     }
 
     fn units(&self) -> u32 {
@@ -133,7 +162,11 @@ impl Board {
 
     /// The switchboard's own site has so many units now.
     pub(super) fn made(&mut self, me: SiteId, units: u32) {
-        self.posts.entry(me).or_default().units = units.into();
+        let post = self.posts.entry(me).or_default();
+        if i64::from(units) > post.units {
+            post.invite();
+        }
+        post.units = units.into();
     }
 
     /// Whether `site` was sent a claim for so many units.
@@ -145,7 +178,7 @@ impl Board {
     /// A unit of `from` has gone to the site of a claim that was sent for it.
     pub(super) fn moved(&mut self, from: SiteId, claim: Stamp) {
         let Some(place) = self.end(claim, from) else { return };
-        self.posts.entry(claim.site).or_default().units += 1;
+        self.gained(claim.site);
         if let Some(user) = place.user {
             self.lower(user);
         }
@@ -156,22 +189,39 @@ impl Board {
         self.sort(claim);
     }
 
-    /// A claim could not be served where it was sent to. Says whether that ends its ask.
-    pub(super) fn bounced(&mut self, site: SiteId, claim: Stamp) -> bool {
+    /// A claim could not be served where it was sent to. Says how much of its ask that ends.
+    pub(super) fn bounced<R: Rules>(&mut self, site: SiteId, claim: Stamp, count: u32) -> u32 {
         let sated = self.sated.contains(&claim);
-        let Some(place) = self.end(claim, site) else { return false };
         let post = self.posts.entry(site).or_default();
         post.spare = 0;
-        if let Some(user) = place.user
-            && let Some(entry) = self.users.get_mut(&(user.site, user))
+        if sated {
+            post.invite();
+        } else if let Some(guest) = post.guests.get(&claim)
+            && !(guest.early && R::EXCUSES_THE_EARLY)
+            && R::REMEMBERS_REFUSALS
         {
-            entry.free = entry.units.min(entry.free + 1);
-            self.sort(user);
+            if post.refused.len() >= MAX_REFUSED {
+                post.refused.clear();
+            }
+            post.refused.insert(claim, guest.units);
         }
-        if !sated {
-            self.hold(claim, 1);
+        let mut back = 0;
+        while back < count
+            && let Some(place) = self.end(claim, site)
+        {
+            back += 1;
+            if let Some(user) = place.user
+                && let Some(entry) = self.users.get_mut(&(user.site, user))
+            {
+                entry.free = entry.units.min(entry.free + 1);
+                self.sort(user);
+            }
         }
-        sated
+        if sated {
+            return back;
+        }
+        self.hold(claim, back);
+        0
     }
 
     /// A claim has waited for long. Each site seeks for one at a time.
@@ -213,7 +263,14 @@ impl Board {
     /// A unit has gone from one site to another, where a claim sought it.
     pub(super) fn strayed(&mut self, from: SiteId, to: SiteId) {
         self.left(from);
-        self.posts.entry(to).or_default().units += 1;
+        self.gained(to);
+    }
+
+    /// A site has a unit more.
+    fn gained(&mut self, site: SiteId) {
+        let post = self.posts.entry(site).or_default();
+        post.units += 1;
+        post.invite();
     }
 
     /// A unit that a claim released has come from there to `home`, or stays idle.
@@ -221,7 +278,7 @@ impl Board {
         self.lower(claim);
         if let Some(home) = home {
             self.left(claim.site);
-            self.posts.entry(home).or_default().units += 1;
+            self.gained(home);
         }
     }
 
@@ -250,6 +307,12 @@ impl Board {
         }
         let post = self.posts.entry(site).or_default();
         post.wanted = post.wanted.saturating_sub(1);
+        if let Some(guest) = post.guests.get_mut(&claim) {
+            guest.units -= 1;
+            if guest.units == 0 {
+                post.guests.remove(&claim);
+            }
+        }
         self.sort(claim);
         Some(place)
     }
@@ -331,6 +394,7 @@ impl Board {
     fn send(&mut self, claim: Stamp, place: Place) {
         let post = self.posts.entry(place.site).or_default();
         post.wanted += 1;
+        post.guests.entry(claim).or_default().units += 1;
         if place.user.is_none() {
             post.spare = post.spare.saturating_sub(1);
         }
@@ -348,7 +412,7 @@ impl Board {
     fn choose(&self, claim: Stamp, count: u32, any: bool, reserved: &mut u32) -> Vec<Place> {
         let k = count as usize;
         let others = self.posts.iter().filter(|(site, _)| **site != claim.site);
-        let idle = |(&site, post): (&SiteId, &Post)| (site, post.idle());
+        let idle = |(&site, post): (&SiteId, &Post)| (site, post.idle().min(post.limit(claim)));
         let mut stocks: Vec<(SiteId, u32)> = others.clone().map(idle).collect();
         stocks.retain(|stock| stock.1 > 0);
         let total: u32 = stocks.iter().map(|stock| stock.1).sum();
@@ -368,9 +432,10 @@ impl Board {
             return idle.take(k).collect();
         }
         let fits = self.open.range((count, OLDEST)..=(count, YOUNGEST));
-        let fit = fits
-            .map(|fit| fit.1)
-            .find(|user| user.site != claim.site && self.posts[&user.site].room() >= count);
+        let fit = fits.map(|fit| fit.1).filter(|user| user.site != claim.site).find(|user| {
+            let post = &self.posts[&user.site];
+            post.room().min(post.limit(claim)) >= count
+        });
         if let Some(user) = fit {
             let place = Place { site: user.site, user: Some(user) };
             return (0..k).map(|_| place).collect();
@@ -382,7 +447,8 @@ impl Board {
         // Nobody older is on the way, so it must not wait for anybody.
         let large = self.users.iter().filter(|((site, _), user)| {
             let post = &self.posts[site];
-            *site != claim.site && user.units >= count && post.units() >= count
+            let units = user.units.min(post.units()).min(post.limit(claim));
+            *site != claim.site && units >= count
         });
         let both = large.min_by_key(|(_, user)| user.units);
         if let Some((&(site, user), _)) = both
@@ -395,8 +461,8 @@ impl Board {
         let users = self.users.iter().filter(|(user, _)| user.0 != claim.site);
         let mut users: Vec<(Stamp, &User)> = users.map(|(user, entry)| (user.1, entry)).collect();
         users.sort_by_key(|&(user, entry)| (entry.free.abs_diff(count), user));
-        let mut room: BTreeMap<SiteId, u32> =
-            others.clone().map(|(&site, post)| (site, post.room())).collect();
+        let room = |(&site, post): (&SiteId, &Post)| (site, post.room().min(post.limit(claim)));
+        let mut room: BTreeMap<SiteId, u32> = others.clone().map(room).collect();
         for place in &list {
             room.entry(place.site).and_modify(|room| *room -= 1);
         }
@@ -417,6 +483,7 @@ impl Board {
             let before = self.sent.get(&claim).map_or(0, |sent| sent.iter().filter(here).count());
             let have = before + list.iter().filter(here).count();
             let more = (post.units() as usize).saturating_sub(have);
+            let more = more.min(post.limit(claim) as usize);
             let n = more.min(k - list.len());
             list.extend((0..n).map(|_| Place { site, user: None }));
         }
@@ -426,6 +493,9 @@ impl Board {
 
 /// While no more claims wait at the board, units of one claim are collected from several sites.
 const FEW: usize = 2;
+
+/// Refusals of one site that are remembered; most are forgotten soon, when a unit comes there.
+const MAX_REFUSED: usize = 1_000;
 
 /// Who keeps so many units beyond what a claim gets can spare them.
 const RICH: u32 = 2;

@@ -9,6 +9,10 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const WANTS_BACK: bool = true;
     /// A claim that finds no unit is sent back to the switchboard.
     const BOUNCES: bool = true;
+    /// It is not sent there again before a unit has come there.
+    const REMEMBERS_REFUSALS: bool = true;
+    /// Unless a unit came while it was on its way.
+    const EXCUSES_THE_EARLY: bool = true;
     /// What was asked for in vain is not counted on.
     const ENDS: bool = true;
     /// Units that a waiting claim has gathered are given to an older one.

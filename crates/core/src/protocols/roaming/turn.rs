@@ -142,8 +142,7 @@ impl<R: Rules> Roaming<R> {
                 (0..units).for_each(|_| board.released(claim, None));
             }
             for &(claim, units) in &part.bounced {
-                let ended = (0..units).filter(|_| board.bounced(from, claim)).count();
-                over.push((claim, u32::try_from(ended).expect("no more than were sent back")));
+                over.push((claim, board.bounced::<R>(from, claim, units)));
             }
             for &(claim, units) in &part.asks {
                 board.hold(claim, units);
@@ -426,9 +425,8 @@ impl<R: Rules> Roaming<R> {
         let me = self.me;
         let pool = &mut self.pools[id.index()];
         if let Some(board) = &mut pool.board {
-            let ended = (0..count).filter(|_| board.bounced(me, claim)).count();
+            let ended = board.bounced::<R>(me, claim, count);
             turn.noted.push(id);
-            let ended = u32::try_from(ended).expect("no more than were sent back");
             self.end(id, claim, ended, turn);
         } else {
             merge(&mut turn.part(pool.desk, id, claim).bounced, claim, count);
