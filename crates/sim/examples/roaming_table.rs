@@ -29,17 +29,9 @@ fn main() {
     for (hot, name, notes) in [(false, "uniform", &UNIFORM), (true, "hot", &HOT)] {
         println!("{name} demand: messages per grant and mean wait");
         println!(
-            "{:>2} {:>2} {:<5} | {:>6} {:>6} | {:>6} {:>4} {:>6} {:>6} | {}",
-            "n",
-            "M",
-            "load",
-            "perm",
-            "wait",
-            "roam",
-            "most",
-            "wait",
-            "w-rat",
-            "note: Raynal, first, final"
+            "{:>2} {:>2} {:<5} | {:>6} {:>6} | {:>6} {:>4} {:>6} {:>6} | \
+             note: Raynal, first, final",
+            "n", "M", "load", "perm", "wait", "roam", "most", "wait", "w-rat"
         );
         let mut cells = notes.iter();
         for sites in SITES {
