@@ -183,8 +183,8 @@ fn nobody_waits_beside_free_units() {
     assert!(caught, "what was found may be lost again");
 }
 
-/// Who finds no unit where one was is not sent there again and again while its holder keeps it: that
-/// was thousands of messages for one claim.
+/// Who finds no unit where one was is not sent there again while its holder keeps it: that was
+/// thousands of messages for one claim.
 #[test]
 fn nobody_is_sent_to_and_fro() {
     let mut worst = 0;
