@@ -13,9 +13,9 @@
 //!
 //! It counts, and does not guess: of each site, the units that it has and those that claims were
 //! sent for. Both differ from the truth only by what is on its way, and in the right direction: who
-//! sends a claim back had no unit for it when the board believed so, too. It is not sent there again
-//! before a unit has come there. Otherwise the two would exchange it without end while a holder
-//! keeps the unit, and its site has nothing to tell.
+//! sends a claim back had no unit for it when the board believed so, too. It is not sent there
+//! again before a unit has come there. Otherwise the two would exchange it without end while a
+//! holder keeps the unit, and its site has nothing to tell.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
