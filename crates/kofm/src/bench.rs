@@ -560,7 +560,8 @@ fn show(report: &Report) -> String {
     let releases = if report.confirmed {
         "Clients waited for the answer to every release."
     } else {
-        "Releases travel with the client's next acquire, and are done before it (see --confirm)."
+        "A release travels with the client's next acquire and is done before it: a pair takes one \
+         round trip.\nOF ECHO compares it with two, all the same; see --confirm."
     };
     let pairs = format!("{}{releases}\n", table(&head, rows));
     if report.handover.is_empty() {
