@@ -56,8 +56,6 @@ struct Post {
     /// Units that it has, as far as the board has heard: below zero where it heard first that a
     /// unit left, and not yet that it came.
     units: i64,
-    /// Units that claims were sent for.
-    wanted: u32,
     /// Units that it said are idle.
     spare: u32,
     /// The claims that were sent there.
@@ -94,7 +92,12 @@ struct Place {
 impl Post {
     /// Units that are there and that nobody was sent for.
     fn room(&self) -> u32 {
-        self.units().saturating_sub(self.wanted)
+        self.units().saturating_sub(self.wanted())
+    }
+
+    /// Units that claims were sent for.
+    fn wanted(&self) -> u32 {
+        self.guests.values().map(|guest| guest.units).sum()
     }
 
     /// How many units more a claim may be sent there for.
@@ -306,7 +309,6 @@ impl Board {
             self.sated.remove(&claim);
         }
         let post = self.posts.entry(site).or_default();
-        post.wanted = post.wanted.saturating_sub(1);
         if let Some(guest) = post.guests.get_mut(&claim) {
             guest.units -= 1;
             if guest.units == 0 {
@@ -369,7 +371,7 @@ impl Board {
         let mut list = Vec::new();
         for (&claim, &held) in &self.held {
             let post = self.posts.get(&claim.site);
-            if post.is_some_and(|post| post.wanted > 0) {
+            if post.is_some_and(|post| !post.guests.is_empty()) {
                 continue;
             }
             let elsewhere = capacity - post.map_or(0, Post::units).min(capacity);
@@ -393,7 +395,6 @@ impl Board {
 
     fn send(&mut self, claim: Stamp, place: Place) {
         let post = self.posts.entry(place.site).or_default();
-        post.wanted += 1;
         post.guests.entry(claim).or_default().units += 1;
         if place.user.is_none() {
             post.spare = post.spare.saturating_sub(1);
