@@ -47,8 +47,6 @@ pub(crate) enum Call {
         wait: Duration,
     },
     Cancel(String),
-    /// Whoever made the call of this number over the same fast connection waits no more.
-    Abandon(u64),
     Renew(String),
     Release(String),
     ReleaseRequest(String),
@@ -115,6 +113,10 @@ pub(crate) enum Call {
     },
     /// A site leaves the cluster, with the next epoch.
     Leave(String),
+    /// Whoever made the call of this number over the same fast connection waits no more. It is the
+    /// last, and no other site can say it.
+    #[serde(skip)]
+    Abandon(u64),
 }
 
 /// How a grant is kept.
