@@ -44,7 +44,7 @@ impl Core {
                 let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
                 if !(fresh && over) {
                     self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
-                    return self.note_askers(key);
+                    return self.note_asker(key);
                 }
                 self.forget(key);
             }
@@ -59,7 +59,7 @@ impl Core {
                     // Who waits for the end may not have to wait at all.
                     self.settle();
                     self.watch_key(key, patience, told, reply);
-                    self.note_askers(key);
+                    self.note_asker(key);
                 } else {
                     self.watch_key(key, settle, told, reply);
                     self.settle();
@@ -73,13 +73,11 @@ impl Core {
         }
     }
 
-    /// Fast clients whose request waits may give it up before they are told its id.
-    fn note_askers(&self, key: u64) {
-        let Some(request) = self.requests.get(&key) else { return };
-        for watcher in &request.watchers {
-            if let Responder::Fast(number, outbox) = &watcher.reply {
-                outbox.wait(*number, key);
-            }
+    /// A fast client whose request waits may give it up before it is told its id.
+    fn note_asker(&self, key: u64) {
+        let last = self.requests.get(&key).and_then(|request| request.watchers.last());
+        if let Some(Responder::Fast(number, outbox)) = last.map(|watcher| &watcher.reply) {
+            outbox.wait(*number, key);
         }
     }
 
