@@ -1,6 +1,6 @@
 //! Prints `roaming` beside `permission` on the same workloads, over the grid of the research note.
 //!
-//! `cargo run --release -p kofm-sim --example roaming_table [-- SITES [UNITS]]`
+//! `cargo run --release -p kofm-sim --example roaming_table [-- SITES [UNITS [SEED]]]`
 //!
 //! The workload, as far as the note tells it: one-way delay 1 (uniform 0.5..1.5), hold 5
 //! (exponential), 1 or 2 units per claim, a closed load of about 10 clients per 3 units but at
@@ -41,7 +41,8 @@ fn main() {
                     if !wanted(0, sites.into()) || !wanted(1, units) {
                         continue;
                     }
-                    let setup = workload(sites, units, factor, hot);
+                    let mut setup = workload(sites, units, factor, hot);
+                    setup.seed = only.get(2).map_or(setup.seed, |&seed| seed.into());
                     let base = run::<Permission>(&setup, &mut Blind);
                     let ours = run::<Roaming>(&setup, &mut Blind);
                     let cell = format!("{name} {sites} {units} {load}");
