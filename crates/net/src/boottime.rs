@@ -82,6 +82,11 @@ impl Alarm {
         self.armed = Some(moment);
     }
 
+    /// When it rings next.
+    pub(crate) const fn rings(&self) -> Option<Moment> {
+        self.armed
+    }
+
     /// Waits until it rings.
     pub(crate) async fn ring(&mut self) {
         let Ok(mut ready) = self.timer.readable().await else { return };

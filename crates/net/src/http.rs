@@ -574,7 +574,7 @@ async fn metrics(Shared(app): Shared<App>) -> Answer {
     Ok(([(CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// The process and its site task are alive; never depends on peers.
+/// The process and its core are alive; never depends on peers.
 async fn livez(Shared(app): Shared<App>) -> Answer {
     app.site.metrics().await?;
     Ok("ok\n".into_response())

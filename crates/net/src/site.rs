@@ -1,4 +1,4 @@
-//! A site: one task that owns the protocols, and a handle for everybody who asks.
+//! A site: a core that owns the protocols, and a handle for everybody who asks.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,6 +17,7 @@
 
 mod calls;
 mod core;
+mod desk;
 mod events;
 mod gangs;
 mod journal;
@@ -34,10 +35,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use kofm_core::SiteId;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 use tokio::time::timeout;
 
 use self::core::{Command, MAX_WATCH, View, millis};
+use self::desk::Desk;
 pub use self::start::StartError;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
 use crate::boottime::Moment;
@@ -59,7 +61,7 @@ pub struct Site(Arc<Inner>);
 struct Inner {
     config: Config,
     incarnation: u64,
-    commands: mpsc::Sender<Command>,
+    desk: Arc<Desk>,
     mesh: Arc<Mesh>,
     events: broadcast::Sender<Arc<api::Happening>>,
     /// Other sites that report their events here, while somebody listens.
@@ -74,9 +76,15 @@ struct Inner {
     draining: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
-    /// The epoch as the site task sees it; nothing where there is only one.
+    /// The epoch as the core sees it; nothing where there is only one.
     view: Option<watch::Sender<View>>,
     _state: Option<Arc<StateDir>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.desk.close();
+    }
 }
 
 impl Site {
@@ -204,11 +212,9 @@ impl Site {
 
     /// Puts garbage into the memory of a pool's protocol at this site, to see it heal.
     pub async fn scramble(&self, pool: &str) -> Result<(), api::Error> {
-        let stopping = || api::Error::new(Code::Draining, "the site is stopping");
         let (reply, answer) = oneshot::channel();
-        let command = Command::Scramble { pool: pool.to_owned(), reply };
-        self.0.commands.send(command).await.map_err(|_| stopping())?;
-        answer.await.map_err(|_| stopping())?
+        self.command(Command::Scramble { pool: pool.to_owned(), reply });
+        answer.await.map_err(|_| stopped())?
     }
 
     /// All leases, and the sites that did not answer.
@@ -338,7 +344,7 @@ impl Site {
     /// Counters, in the text form of Prometheus.
     pub async fn metrics(&self) -> Result<String, api::Error> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Metrics(reply)).await?;
+        self.command(Command::Metrics(reply));
         answer.await.map_err(|_| stopped())
     }
 
@@ -346,9 +352,7 @@ impl Site {
     pub async fn drain(&self, patience: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
         let mut events = self.events();
-        if self.command(Command::Drain).await.is_err() {
-            return;
-        }
+        self.command(Command::Drain);
         let ended = async {
             while let Ok(Answer::Leases(leases)) = self.call(Call::Leases).await {
                 if leases.is_empty() || events.recv().await.is_err() {
@@ -360,15 +364,16 @@ impl Site {
     }
 
     /// Writes the leases down for the next start, and ends the site's links with a goodbye. Without
-    /// a place on disk, and in a cluster of one process, what it holds is lost with it.
+    /// a place on disk, and in a cluster of one process, what it holds is lost with it. Whoever
+    /// still waits for something is told.
     pub async fn stop(&self) {
         let (reply, written) = oneshot::channel();
-        if self.command(Command::Farewell(reply)).await.is_ok() {
-            timeout(PEER_PATIENCE, written).await.ok();
-        }
+        self.command(Command::Farewell(reply));
+        timeout(PEER_PATIENCE, written).await.ok();
         self.0.mesh.stop();
         // One turn for the goodbyes.
         tokio::time::sleep(Duration::from_millis(50)).await;
+        self.0.desk.close();
     }
 
     /// Takes a site out of the cluster for good, with the next epoch.
@@ -408,7 +413,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.site.send_later(Call::Release(self.lease.id.clone()));
+        self.site.tell(Call::Release(self.lease.id.clone()));
     }
 }
 
@@ -421,7 +426,7 @@ struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.site.send_later(Call::Cancel(id));
+            self.site.tell(Call::Cancel(id));
         }
     }
 }

@@ -526,6 +526,86 @@ async fn a_fast_request_that_nobody_waits_for_leaves_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_site_is_used_from_anywhere_until_it_stops() {
+    let mut config = Config::single("one");
+    config.pools.insert("gpu".into(), PoolConfig::new(2));
+    let site = Site::start(config).await.unwrap();
+    // Many at the desk at once, in a runtime of their own; guards end where there is none.
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let site = site.clone();
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                for round in 0..100 {
+                    let held = runtime.block_on(site.acquire([("gpu", 1 + round % 2)])).unwrap();
+                    assert_eq!(held.units()["gpu"].len(), 1 + round as usize % 2);
+                    drop(held);
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        tokio::task::spawn_blocking(|| thread.join().unwrap()).await.unwrap();
+    }
+    all_free(&site).await;
+    let held = site.acquire([("gpu", 2)]).await.unwrap();
+    let waiting = tokio::spawn({
+        let site = site.clone();
+        async move { site.acquire([("gpu", 1)]).await.map(|_| ()) }
+    });
+    while site.queue().await.unwrap().0.is_empty() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    site.stop().await;
+    // Whoever waits is told, and so is whoever comes later.
+    assert_eq!(timeout(LONG, waiting).await.unwrap().unwrap().unwrap_err().error, Code::Draining);
+    let later = timeout(LONG, site.acquire([("gpu", 1)])).await.unwrap();
+    assert_eq!(later.unwrap_err().error, Code::Draining);
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_goes_with_its_fast_connection() {
+    let sites = Site::start_together(2, pools(&[("gpu", PoolConfig::new(3))])).await.unwrap();
+    let clients = serve(&sites).await;
+    let fast = clients[0].fast().await.unwrap();
+    let held = fast.acquire(&want(&[("gpu", 1)])).await.unwrap();
+    // All that runs in it ends with its runtime, without a word.
+    let elsewhere = tokio::runtime::Runtime::new().unwrap();
+    let dying = elsewhere.spawn({
+        let client = clients[0].clone();
+        async move { client.fast().await.unwrap() }
+    });
+    let dying = dying.await.unwrap();
+    for number in 0..3 {
+        let id = (number == 2).then(|| "mine".to_owned());
+        let (client, spec) = (dying.clone(), Submit { id, ..want(&[("gpu", 3)]) });
+        elsewhere.spawn(async move { client.acquire(&spec).await.is_ok() });
+    }
+    while sites[0].queue().await.unwrap().0.len() < 3 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    elsewhere.shutdown_background();
+    // The one with an id of its own may be asked for again, over another connection.
+    let left = timeout(LONG, async {
+        loop {
+            let (queue, _) = sites[0].queue().await.unwrap();
+            if queue.len() < 2 {
+                return queue;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    let left = left.await.unwrap();
+    assert_eq!(left.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["mine"]);
+    drop(held);
+    let again = Submit { id: Some("mine".into()), ..want(&[("gpu", 3)]) };
+    drop(timeout(LONG, fast.acquire(&again)).await.unwrap().unwrap());
+    drop((dying, fast));
+    all_free(&sites[0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn impatient_fast_clients_leave_nothing_behind() {
     let kinds = [("gpu", pool(2, Kind::Roaming)), ("disk", pool(2, Kind::Permission))];
     let sites = Site::start_together(3, pools(&kinds)).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the site task is asked, by its own process or by another site, and what it answers.
+//! What a site's core is asked, by its own process or by another site, and what it answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct JoinCall {
     pub wait: bool,
 }
 
-/// A question to the site task, or to another site.
+/// A question to the site's core, or to another site.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Call {
     Submit {

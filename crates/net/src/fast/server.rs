@@ -2,37 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
+use crate::api::{Call, State};
 use crate::site::Site;
 
 /// Answers on their way to one client, as many as it may have calls open.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outbox {
     answers: Mutex<Answers>,
     wake: Notify,
-    /// Calls that may still come.
-    open: Semaphore,
 }
 
 #[derive(Debug, Default)]
 struct Answers {
     frames: Frames,
+    /// The connection's task waits for answers, and does not look by itself.
+    asleep: bool,
     /// The site's keys of requests that wait, by the numbers of the calls that asked for them,
-    /// which the client chooses.
+    /// which the client chooses. Those that are watched may be over.
     queued: BTreeMap<u64, u64>,
 }
 
 impl Outbox {
-    fn new() -> Self {
-        Self { answers: Mutex::default(), wake: Notify::new(), open: Semaphore::new(MAX_OPEN) }
-    }
-
     fn lock(&self) -> MutexGuard<'_, Answers> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -40,19 +38,30 @@ impl Outbox {
     /// Answers the call of that number.
     pub(crate) fn put(&self, number: u64, answer: &FastAnswer) {
         let mut answers = self.lock();
-        answers.queued.remove(&number);
-        if !answers.frames.closed && answers.frames.put(&(number, answer)) {
+        if !matches!(answer, FastAnswer::Request { state: State::Queued, .. }) {
+            answers.queued.remove(&number);
+        }
+        if answers.frames.closed {
+            return;
+        }
+        answers.frames.put(&(number, answer));
+        if std::mem::take(&mut answers.asleep) {
             drop(answers);
             self.wake.notify_one();
         }
     }
 
-    /// The call of that number waits, for a request with this key.
-    pub(crate) fn wait(&self, number: u64, key: u64) {
+    /// The call of that number waits, for a request with this key. Now and then it asks which of
+    /// them still do.
+    pub(crate) fn wait(&self, number: u64, key: u64, waits: impl Fn(u64) -> bool) {
         let mut answers = self.lock();
-        if !answers.frames.closed {
-            answers.queued.insert(number, key);
+        if answers.frames.closed {
+            return;
         }
+        if answers.queued.len() >= 2 * MAX_OPEN {
+            answers.queued.retain(|_, key| waits(*key));
+        }
+        answers.queued.insert(number, key);
     }
 
     /// What the call of that number waits for, if it does.
@@ -64,71 +73,133 @@ impl Outbox {
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().frames.closed
     }
+
+    /// Takes the answers that are there; says how many. If there are none, the next one wakes.
+    fn take(&self, bytes: &mut Vec<u8>) -> usize {
+        let mut answers = self.lock();
+        let count = answers.frames.take(bytes);
+        answers.asleep = count == 0;
+        count
+    }
+
+    /// Nobody reads any more. Says which calls still wait.
+    fn close(&self) -> Vec<u64> {
+        let mut answers = self.lock();
+        answers.frames = Frames { closed: true, ..Frames::default() };
+        answers.queued.keys().copied().collect()
+    }
 }
 
 /// Answers one client until it leaves or says something wrong.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(site: Site, stream: S) {
-    let (reader, writer) = tokio::io::split(stream);
-    let outbox = Arc::new(Outbox::new());
-    let ended = tokio::select! {
-        ended = read_calls(&site, reader, &outbox) => ended,
-        ended = write_answers(writer, &outbox) => ended,
-    };
-    let closed = Frames { closed: true, ..Frames::default() };
-    *outbox.lock() = Answers { frames: closed, ..Answers::default() };
-    if let Err(error) = ended {
+    let outbox = Arc::new(Outbox::default());
+    if let Err(error) = converse(&site, stream, &outbox).await {
         tracing::debug!(%error, "fast client");
     }
+    // Nobody else knows of the requests that wait: they go with their client.
+    let left: Vec<_> = outbox.close().into_iter().map(|it| (it, Call::Abandon(it))).collect();
+    if !left.is_empty() {
+        site.call_many(left, &outbox);
+    }
 }
 
-async fn read_calls(
+/// Takes in what the client says, and tells it what came of it. Who does not read its answers is
+/// not listened to, so what waits for a client is bounded.
+async fn converse(
     site: &Site,
-    mut reader: impl AsyncRead + Unpin,
+    stream: impl AsyncRead + AsyncWrite,
     outbox: &Arc<Outbox>,
 ) -> io::Result<()> {
-    let mut buffer = BytesMut::new();
+    let mut stream = pin!(stream);
+    let (mut buffer, mut out) = (BytesMut::new(), Vec::new());
+    // Calls without an answer.
+    let mut open = 0;
     loop {
-        let mut here = Vec::new();
-        while let Some((length, (number, call))) = peek::<(u64, FastCall<'_>)>(&buffer, MAX_CALL)? {
-            let call = call.into_call();
-            buffer.advance(length);
-            // Given back when the answer is written: what waits for a client is bounded.
-            outbox.open.acquire().await.map_err(io::Error::other)?.forget();
-            if site.is_local(&call) {
-                here.push((number, call));
-            } else {
-                // What came before is done before.
-                if !here.is_empty() {
-                    site.call_many(std::mem::take(&mut here), outbox).await?;
+        open += take_calls(site, &mut buffer, MAX_OPEN - open, outbox)?;
+        let count = outbox.take(&mut out);
+        if count > 0 {
+            open -= count;
+            stream.write_all(&out).await?;
+            continue;
+        }
+        tokio::select! {
+            length = stream.read_buf(&mut buffer), if open < MAX_OPEN => {
+                if length? == 0 {
+                    return Ok(());
                 }
-                let (site, outbox) = (site.clone(), Arc::clone(outbox));
-                tokio::spawn(async move {
-                    outbox.put(number, &FastAnswer::new(site.call_anywhere(call).await));
-                });
             }
-            if outbox.open.available_permits() == 0 && !here.is_empty() {
-                site.call_many(std::mem::take(&mut here), outbox).await?;
-            }
-        }
-        if !here.is_empty() {
-            site.call_many(here, outbox).await?;
-        }
-        buffer.reserve(4 << 10);
-        if reader.read_buf(&mut buffer).await? == 0 {
-            return Ok(());
+            () = outbox.wake.notified() => {}
         }
     }
 }
 
-async fn write_answers(mut writer: impl AsyncWrite + Unpin, outbox: &Outbox) -> io::Result<()> {
-    let mut out = Vec::new();
-    loop {
-        let count = outbox.lock().frames.take(&mut out);
-        if count == 0 {
-            outbox.wake.notified().await;
-        } else {
-            outbox.open.add_permits(count);
-            writer.write_all(&out).await?;
+/// Makes the calls that are there whole, as many as may be; says how many.
+fn take_calls(
+    site: &Site,
+    buffer: &mut BytesMut,
+    limit: usize,
+    outbox: &Arc<Outbox>,
+) -> io::Result<usize> {
+    let (mut count, mut here) = (0, Vec::new());
+    while count < limit
+        && let Some((length, (number, call))) = peek::<(u64, FastCall<'_>)>(buffer, MAX_CALL)?
+    {
+        let call = call.into_call();
+        buffer.advance(length);
+        count += 1;
+        if site.is_local(&call) {
+            here.push((number, call));
+            continue;
         }
+        // What came before is done before.
+        if !here.is_empty() {
+            site.call_many(std::mem::take(&mut here), outbox);
+        }
+        let (site, outbox) = (site.clone(), Arc::clone(outbox));
+        tokio::spawn(async move {
+            outbox.put(number, &FastAnswer::new(site.call_anywhere(call).await));
+        });
+    }
+    if !here.is_empty() {
+        site.call_many(here, outbox);
+    }
+    buffer.reserve(4 << 10);
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+
+    fn request(state: State) -> FastAnswer {
+        FastAnswer::Request { id: "x".into(), state, cause: None::<Cow<'_, str>>, lease: None }
+    }
+
+    #[test]
+    fn what_still_waits_is_known_when_a_connection_ends() {
+        let outbox = Outbox::default();
+        for number in 0..4 {
+            outbox.wait(number, number + 10, |_| panic!("there are few"));
+        }
+        outbox.put(0, &request(State::Granted));
+        outbox.put(1, &request(State::Queued));
+        outbox.put(2, &FastAnswer::Done);
+        assert_eq!(outbox.close(), [1, 3]);
+        assert_eq!((outbox.waits_for(1), outbox.waits_for(2)), (Some(11), None));
+        outbox.wait(4, 14, |_| true);
+        assert_eq!(outbox.waits_for(4), None, "nobody would hear of it");
+    }
+
+    #[test]
+    fn what_is_over_is_not_kept() {
+        let outbox = Outbox::default();
+        for number in 0..100_000 {
+            outbox.wait(number, number, |key| key % 1000 == 0);
+            outbox.put(number, &request(State::Queued));
+            assert!(outbox.lock().queued.len() <= 2 * MAX_OPEN);
+        }
+        assert_eq!(outbox.waits_for(1000), Some(1000));
     }
 }

@@ -1,11 +1,10 @@
-//! Calls through the site's handle: to its own task, to other sites, to whoever knows the answer.
+//! Calls through the site's handle: to its own core, to other sites, to whoever knows the answer.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::SiteId;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::core::Command;
@@ -14,17 +13,17 @@ use crate::api::{self, Answer, Call, Code};
 use crate::fast::Outbox;
 
 impl Site {
-    pub(super) async fn command(&self, command: Command) -> Result<(), api::Error> {
-        self.0.commands.send(command).await.map_err(|_| stopped())
+    pub(super) fn command(&self, command: Command) {
+        self.0.desk.put(command);
     }
 
     pub(super) async fn call(&self, call: Call) -> Result<Answer, api::Error> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Call { call, reply }).await?;
+        self.command(Command::Call { call, reply });
         answer.await.map_err(|_| stopped())?
     }
 
-    /// Whether the site task can answer it alone.
+    /// Whether the core can answer it alone.
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
             Call::Submit { spec, .. } if spec.id.is_none() => return true,
@@ -61,14 +60,9 @@ impl Site {
         home == Some(self.0.config.me()) || self.peers().next().is_none()
     }
 
-    /// Calls that the site task can answer alone; the answers go to the outbox.
-    pub(crate) async fn call_many(
-        &self,
-        list: Vec<(u64, Call)>,
-        outbox: &Arc<Outbox>,
-    ) -> io::Result<()> {
-        let outbox = Arc::clone(outbox);
-        self.command(Command::Calls { list, outbox }).await.map_err(io::Error::other)
+    /// Calls that the core can answer alone; the answers go to the outbox.
+    pub(crate) fn call_many(&self, list: Vec<(u64, Call)>, outbox: &Arc<Outbox>) {
+        self.command(Command::Calls { list, outbox: Arc::clone(outbox) });
     }
 
     /// A call that another site may have to answer.
@@ -122,7 +116,7 @@ impl Site {
         wait: Duration,
     ) -> Result<Answer, api::Error> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Ask { peer, call, reply }).await?;
+        self.command(Command::Ask { peer, call, reply });
         let Ok(Ok(answer)) = timeout(wait, answer).await else {
             let text = format!("site {} does not answer; try again", self.name_of(peer));
             return Err(api::Error::new(Code::Unreachable, text));
@@ -220,20 +214,10 @@ impl Site {
         planned.or_else(|| names().cloned()).unwrap_or_default()
     }
 
-    /// Sends a call whose answer nobody waits for, from where nothing can be awaited.
-    pub(super) fn send_later(&self, call: Call) {
+    /// Makes a call whose answer nobody waits for.
+    pub(super) fn tell(&self, call: Call) {
         let (reply, _) = oneshot::channel();
-        let command = Command::Call { call, reply };
-        let Err(mpsc::error::TrySendError::Full(command)) = self.0.commands.try_send(command)
-        else {
-            return;
-        };
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let site = self.clone();
-            runtime.spawn(async move { site.command(command).await.is_ok() });
-        } else {
-            self.0.commands.blocking_send(command).ok();
-        }
+        self.command(Command::Call { call, reply });
     }
 }
 

@@ -1,7 +1,7 @@
-//! The site task: it owns the protocols, the clock, the requests and the leases.
+//! The core of a site: it owns the protocols, the clock, the requests and the leases.
 //!
 //! One input at a time; everything that follows from it is done before the next one. Nothing in
-//! here waits.
+//! here waits. Whoever sits at the [desk](super::desk) hands it what comes in.
 
 mod engines;
 mod epochs;
@@ -24,18 +24,18 @@ use std::time::Duration;
 use kofm_core::epoch::Tally;
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use rustc_hash::FxHashMap;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, oneshot};
 
 use crate::api::{self, Answer, Call, Hold, State};
-use crate::boottime::{Alarm, Moment};
+use crate::boottime::Moment;
 use crate::config::{Config, PoolConfig, SemaphoreConfig};
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::fast::Outbox;
-use crate::link::{Event, Mesh};
+use crate::link::Mesh;
 use crate::names::{self, Names};
 use crate::plan::Plan;
+use crate::site::desk::Input;
 use crate::site::journal::{Journal, Legacy};
-use crate::site::keeper::News;
 use crate::site::metrics::Metrics;
 use crate::site::tallies::{self, Tallies};
 
@@ -43,10 +43,6 @@ pub(crate) use self::epochs::{Change, Doors, Note, View};
 pub(crate) use self::gangs::total;
 pub(in crate::site) use self::plans::return_first;
 
-/// Commands that are carried out before somebody else is listened to.
-const MAX_BATCH: usize = 64;
-/// Requests and leases that make a crowd.
-const CROWD: usize = 16;
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
 /// Ended requests that are remembered, so that a repeated id finds them.
@@ -74,7 +70,7 @@ const MAX_HEALING_TTL: Duration = Duration::from_secs(10);
 /// The longest that one call waits for news.
 pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
 
-/// What comes to the site task.
+/// What comes from clients.
 pub(crate) enum Command {
     /// Calls of one fast client.
     Calls {
@@ -569,51 +565,26 @@ impl Core {
         (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 
-    /// Runs until every handle is gone.
-    pub(crate) async fn run(
-        mut self,
-        mut links: mpsc::Receiver<Event>,
-        mut commands: mpsc::Receiver<Command>,
-        mut news: mpsc::Receiver<News>,
-        mut alarm: Alarm,
-    ) {
-        let mut batch = Vec::new();
-        loop {
-            alarm.set(self.timers.first_key_value().map(|(key, _)| key.0));
-            tokio::select! {
-                event = links.recv() => match event {
-                    Some(event) => { self.ring(); self.on_link(event); }
-                    None => return,
-                },
-                count = commands.recv_many(&mut batch, MAX_BATCH) => {
-                    if count == 0 {
-                        return;
-                    }
-                    // In a crowd others are heard of in the same moment, and served together:
-                    // answers are written one after the other, and wake those who wait once.
-                    if self.queued + self.by_lease.len() >= CROWD {
-                        tokio::task::yield_now().await;
-                        while batch.len() < MAX_BATCH
-                            && let Ok(command) = commands.try_recv()
-                        {
-                            batch.push(command);
-                        }
-                    }
-                    for command in batch.drain(..) {
-                        self.ring();
-                        self.on_command(command);
-                    }
-                }
-                Some(news) = news.recv() => { self.ring(); self.on_news(news); }
-                () = alarm.ring() => self.ring(),
-            }
+    /// Takes in what came, and does everything that follows from it.
+    pub(super) fn on_input(&mut self, input: Input) {
+        self.ring();
+        match input {
+            Input::Command(command) => self.on_command(command),
+            Input::Link(event) => self.on_link(event),
+            Input::News(news) => self.on_news(news),
+            Input::Nothing => {}
         }
+    }
+
+    /// When the next timer is due.
+    pub(super) fn next_timer(&self) -> Option<Moment> {
+        self.timers.first_key_value().map(|(key, _)| key.0)
     }
 
     /// Everything whose time has come. Called first on every wake-up: after a long pause nothing
     /// must be granted or renewed before what has expired is gone.
     fn ring(&mut self) {
-        let Some(first) = self.timers.first_key_value().map(|(key, _)| key.0) else { return };
+        let Some(first) = self.next_timer() else { return };
         let now = Moment::now();
         if first > now {
             return;

@@ -24,7 +24,7 @@ impl Site {
     /// All pools, counted over all sites; for sites that do not answer, what they last said.
     pub async fn pools(&self) -> Result<(Vec<api::Pool>, Vec<String>), api::Error> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Pools(reply)).await?;
+        self.command(Command::Pools(reply));
         let pools = answer.await.map_err(|_| stopped())?;
         let Answer::Usage(own) = self.call(Call::Usage).await? else { return Err(nonsense()) };
         let mut all = vec![own];
@@ -141,7 +141,7 @@ impl Site {
 
     async fn pool_states(&self) -> Result<Vec<PoolState>, api::Error> {
         let (reply, answer) = oneshot::channel();
-        self.command(Command::Pools(reply)).await?;
+        self.command(Command::Pools(reply));
         answer.await.map_err(|_| stopped())
     }
 
@@ -200,11 +200,11 @@ impl Site {
         for site in &sites {
             let (reply, answer) = oneshot::channel();
             let (name, pool) = (name.to_owned(), pool.clone());
-            site.command(Command::AddPool { name, pool, reply }).await?;
+            site.command(Command::AddPool { name, pool, reply });
             answer.await.map_err(|_| stopped())??;
         }
         for site in &sites {
-            site.command(Command::OpenPool(name.to_owned())).await?;
+            site.command(Command::OpenPool(name.to_owned()));
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ impl Site {
         left: u32,
     ) -> Result<Option<String>, api::Error> {
         for site in sites {
-            site.command(Command::LimitPool { name: name.to_owned(), limit: left }).await?;
+            site.command(Command::LimitPool { name: name.to_owned(), limit: left });
         }
         if left == all {
             return Ok(None);
@@ -392,7 +392,7 @@ impl Site {
 async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
     for site in sites {
         let (reply, idle) = oneshot::channel();
-        site.command(Command::IsIdle { name: name.to_owned(), reply }).await?;
+        site.command(Command::IsIdle { name: name.to_owned(), reply });
         if !idle.await.map_err(|_| stopped())? {
             let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
             return Err(api::Error::new(Code::InUse, text));
@@ -401,7 +401,7 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
     let mut known = false;
     for site in sites {
         let (reply, removed) = oneshot::channel();
-        site.command(Command::RemovePool { name: name.to_owned(), reply }).await?;
+        site.command(Command::RemovePool { name: name.to_owned(), reply });
         known |= removed.await.map_err(|_| stopped())?;
     }
     if known {

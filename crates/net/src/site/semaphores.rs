@@ -81,12 +81,12 @@ impl Site {
         for site in &sites {
             let (reply, answer) = oneshot::channel();
             let (name, semaphore) = (name.to_owned(), config.clone());
-            site.command(Command::AddSemaphore { name, semaphore, reply }).await?;
+            site.command(Command::AddSemaphore { name, semaphore, reply });
             answer.await.map_err(|_| stopped())??;
         }
         for site in &sites {
             let name = name.to_owned();
-            site.command(Command::OpenSemaphore { name, new: true }).await?;
+            site.command(Command::OpenSemaphore { name, new: true });
         }
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Site {
         close(&sites, name).await?;
         for site in &sites {
             let (reply, removed) = oneshot::channel();
-            site.command(Command::RemoveSemaphore { name: name.to_owned(), reply }).await?;
+            site.command(Command::RemoveSemaphore { name: name.to_owned(), reply });
             removed.await.map_err(|_| stopped())?;
         }
         Ok(())
@@ -136,7 +136,7 @@ async fn close(sites: &[Site], name: &str) -> Result<(), api::Error> {
     let mut waiting = 0;
     for site in sites {
         let (reply, answer) = oneshot::channel();
-        site.command(Command::CloseSemaphore { name: name.to_owned(), reply }).await?;
+        site.command(Command::CloseSemaphore { name: name.to_owned(), reply });
         waiting += answer.await.map_err(|_| stopped())?;
     }
     if waiting == 0 {
@@ -144,7 +144,7 @@ async fn close(sites: &[Site], name: &str) -> Result<(), api::Error> {
     }
     for site in sites {
         let name = name.to_owned();
-        site.command(Command::OpenSemaphore { name, new: false }).await?;
+        site.command(Command::OpenSemaphore { name, new: false });
     }
     let text = format!("semaphore `{name}` is in use; try again when nobody waits for it");
     Err(api::Error::new(Code::InUse, text))
@@ -159,7 +159,7 @@ struct Taking<'a> {
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
-            self.site.send_later(Call::GiveUp(key));
+            self.site.tell(Call::GiveUp(key));
         }
     }
 }

@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, watch};
 
 use super::core::{Change, Core, Doors, Note, View};
+use super::desk::Desk;
 use super::journal::Journal;
 use super::keeper::{self, News};
 use super::tallies::Tallies;
@@ -123,7 +124,6 @@ impl Site {
         let answers: Option<Arc<dyn Answers>> =
             (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
-        let (commands, receiver) = mpsc::channel(1024);
         let (news, news_receiver) = mpsc::channel(64);
         let view = watch::Sender::new(View::default());
         let mut change = None;
@@ -150,11 +150,13 @@ impl Site {
             let (tallies, earlier) = Tallies::open(dir, incarnation)?;
             core.remember(tallies, earlier);
         }
-        tokio::spawn(core.run(links, receiver, news_receiver, Alarm::new()?));
+        let alarm = Alarm::new()?;
+        let desk = Arc::new(Desk::new(core));
+        tokio::spawn(Arc::clone(&desk).attend(links, news_receiver, alarm));
         let inner = Arc::new(Inner {
             config,
             incarnation,
-            commands,
+            desk,
             mesh,
             events,
             followed: Mutex::default(),

@@ -1,4 +1,4 @@
-//! What the site task shows of itself.
+//! What the core shows of itself.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -97,7 +97,7 @@ pub(crate) struct Note {
     pub address: String,
 }
 
-/// The doors between the site task and its keeper.
+/// The doors between the core and its keeper.
 pub(crate) struct Doors {
     pub me: watch::Sender<keeper::Standing>,
     pub proposals: mpsc::Sender<store::Record>,

@@ -1,4 +1,4 @@
-//! Gangs in the site task: their names, members that went away, and the barrier of those who meet.
+//! Gangs in the core: their names, members that went away, and the barrier of those who meet.
 //!
 //! A gang that runs is an ordinary request over the members' pools and one hidden pool of one unit
 //! for each member, its *seat*. What is added here: a request that has seats of sites that are away

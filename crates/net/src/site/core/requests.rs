@@ -77,7 +77,8 @@ impl Core {
     fn note_asker(&self, key: u64) {
         let last = self.requests.get(&key).and_then(|request| request.watchers.last());
         if let Some(Responder::Fast(number, outbox)) = last.map(|watcher| &watcher.reply) {
-            outbox.wait(*number, key);
+            let waits = |key| self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
+            outbox.wait(*number, key, waits);
         }
     }
 
