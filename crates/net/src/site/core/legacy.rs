@@ -211,6 +211,8 @@ impl Core {
                 units,
             };
             let request = Request {
+                // Perhaps, and then it is asked for again.
+                named: true,
                 id,
                 want,
                 asked: Arc::new(saved.want),

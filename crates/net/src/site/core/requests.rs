@@ -9,8 +9,9 @@ use kofm_core::Units;
 use tracing::info;
 
 use super::{
-    Core, DEFAULT_TTL, MAX_ENDED, MAX_HEALING_TTL, MAX_QUEUED, MAX_TTL, MAX_WATCH, MAX_WATCHERS,
-    MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher, millis,
+    Core, DEFAULT_TTL, MAX_HEALING_TTL, MAX_NAMED, MAX_NAMELESS, MAX_QUEUED, MAX_TTL, MAX_WATCH,
+    MAX_WATCHERS, MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher,
+    millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
@@ -142,6 +143,7 @@ impl Core {
     pub(super) fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, hold: Hold) -> u64 {
         let key = self.next_key;
         self.next_key += 1;
+        let named = spec.id.is_some();
         let id: Arc<str> = match spec.id {
             Some(id) => id.into(),
             None => random::id::<8>('R', self.me).into(),
@@ -159,6 +161,7 @@ impl Core {
         }
         let request = Request {
             id: Arc::clone(&id),
+            named,
             // Made when it claims.
             parts: Vec::new(),
             want,
@@ -278,7 +281,7 @@ impl Core {
     pub(super) fn end(&mut self, key: u64, state: State, cause: impl Into<Cow<'static, str>>) {
         let cause = cause.into();
         let Some(request) = self.requests.get_mut(&key) else { return };
-        let was = request.state;
+        let (was, named) = (request.state, request.named);
         request.state = state;
         request.cause = Some(cause.clone());
         let parts = std::mem::take(&mut request.parts);
@@ -309,11 +312,16 @@ impl Core {
         happening.cause = Some(cause);
         self.record(happening);
         self.tell(key, false);
-        self.ended.push_back(key);
-        while self.ended.len() > MAX_ENDED {
-            if let Some(old) = self.ended.pop_front() {
-                self.forget(old);
-            }
+        let (ended, most) = if named {
+            (&mut self.ended, MAX_NAMED)
+        } else {
+            (&mut self.ended_nameless, MAX_NAMELESS)
+        };
+        ended.push_back(key);
+        if ended.len() > most
+            && let Some(old) = ended.pop_front()
+        {
+            self.forget(old);
         }
     }
 
