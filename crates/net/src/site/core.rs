@@ -45,9 +45,9 @@ pub(in crate::site) use self::plans::return_first;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
-/// Ended requests that are remembered: those with ids of their clients, so that a repeated one finds
-/// them, and the others, which nobody repeats. What is remembered beyond the processor's caches is
-/// slow to forget: a busy site spent a sixth of its time on that.
+/// Ended requests that are remembered: those with ids of their clients, so that a repeated one
+/// finds them, and the others, which nobody repeats. What is remembered beyond the processor's
+/// caches is slow to forget: a busy site spent a sixth of its time on that.
 const MAX_NAMED: usize = 10_000;
 const MAX_NAMELESS: usize = 1_000;
 const MAX_HISTORY: usize = 2_000;

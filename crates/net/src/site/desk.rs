@@ -1,8 +1,8 @@
 //! Where the core of a site sits, and how one gets at it.
 //!
 //! Whoever has a command leaves it in the tray. If nobody is at the desk, it sits down and carries
-//! out what is there: a client that is served at once costs no change of tasks. If somebody is, that
-//! one sees to it. So nobody ever waits for the core, which may be writing to a disk, and commands
+//! out what is there: a client that is served at once costs no change of tasks. If somebody is,
+//! that one sees to it. So nobody waits for the core, which may be writing to a disk, and commands
 //! of one client are carried out in their order. The site task does the rest: it listens to the
 //! links, the keeper and the clock.
 
@@ -99,7 +99,7 @@ impl Desk {
             (None, _) => false,
         };
         drop(seat);
-        // Whoever found the seat taken had left something before it was free again: it is seen here.
+        // Whoever found the seat taken had left its command before: it is seen here.
         if early || !self.tray().commands.is_empty() {
             self.bell.notify_one();
         }
