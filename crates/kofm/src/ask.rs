@@ -397,14 +397,14 @@ impl History {
             vec![
                 show_time(it.at_ms),
                 it.event.to_string(),
-                show_want(&it.want),
+                if it.units.is_empty() { show_want(&it.want) } else { show_units(&it.units) },
                 it.owner.as_deref().unwrap_or_default().to_owned(),
                 it.waited_ms.map(show_ms).unwrap_or_default(),
                 it.held_ms.map(show_ms).unwrap_or_default(),
                 it.cause.as_deref().unwrap_or_default().to_owned(),
             ]
         });
-        print!("{}", table(&["TIME", "EVENT", "WANT", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
+        print!("{}", table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
         Ok(())
     }
 }

@@ -92,6 +92,7 @@ fn a_killed_holder_gives_back_after_the_ttl() {
     let expired = expired.expect("the cause is in the history");
     assert_eq!(expired["owner"], "victim");
     assert_eq!(expired["cause"], "not renewed in time");
+    assert_eq!(expired["units"]["gpu"].as_array().unwrap().len(), 3, "which units it had");
     assert!(cluster.run(0, &["run", "gpu:4", "--wait", "60s", "--", "true"]).status.success());
 }
 

@@ -295,8 +295,8 @@ impl Core {
         if let Some(timer) = deadline {
             self.timers.remove(&timer);
         }
-        if let Some(lease) = lease {
-            self.drop_lease(key, &lease);
+        if let Some(lease) = &lease {
+            self.drop_lease(key, lease);
             self.note_over(&lease.id);
         }
         for part in parts {
@@ -308,6 +308,9 @@ impl Core {
         }
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
+        if let Some(lease) = lease {
+            (happening.units, happening.fence) = (lease.names, Some(lease.fence));
+        }
         happening.held_ms = held.map(millis);
         happening.cause = Some(cause);
         self.record(happening);
