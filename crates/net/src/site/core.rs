@@ -50,7 +50,7 @@ pub(crate) const MAX_QUEUED: usize = 200_000;
 /// caches is slow to forget: a busy site spent a sixth of its time on that.
 const MAX_NAMED: usize = 10_000;
 const MAX_NAMELESS: usize = 1_000;
-const MAX_HISTORY: usize = 5_000;
+const MAX_HISTORY: usize = 2_000;
 /// Questions to other sites that may be open.
 const MAX_ASKS: usize = 20_000;
 /// Sites that may wait for the next event.
