@@ -566,8 +566,14 @@ async fn a_site_is_used_from_anywhere_until_it_stops() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_goes_with_its_fast_connection() {
-    let sites = Site::start_together(2, pools(&[("gpu", PoolConfig::new(3))])).await.unwrap();
-    let clients = serve(&sites).await;
+    for count in [1, 2] {
+        let pools = pools(&[("gpu", PoolConfig::new(3))]);
+        connection_breaks(&Site::start_together(count, pools).await.unwrap()).await;
+    }
+}
+
+async fn connection_breaks(sites: &[Site]) {
+    let clients = serve(sites).await;
     let fast = clients[0].fast().await.unwrap();
     let held = fast.acquire(&want(&[("gpu", 1)])).await.unwrap();
     // All that runs in it ends with its runtime, without a word.

@@ -74,20 +74,25 @@ impl Core {
         }
     }
 
-    /// A fast client whose request waits may give it up before it is told its id.
-    fn note_asker(&self, key: u64) {
-        let last = self.requests.get(&key).and_then(|request| request.watchers.last());
-        if let Some(Responder::Fast(number, outbox)) = last.map(|watcher| &watcher.reply) {
-            let waits = |key| self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
-            outbox.wait(*number, key, waits);
+    /// A fast client whose request waits may give it up before it is told its id, or be gone.
+    fn note_asker(&mut self, key: u64) {
+        let Some(request) = self.requests.get(&key) else { return };
+        let last = request.watchers.last().map(|watcher| &watcher.reply);
+        let Some(Responder::Fast(number, outbox)) = last else { return };
+        if outbox.is_closed() && !request.named {
+            return self.end(key, State::Cancelled, "its client is gone");
         }
+        let waits = |key| self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
+        outbox.wait(*number, key, waits);
     }
 
-    /// A fast client does not wait any more for what it asked for.
+    /// A fast client does not wait any more for what it asked for. If it is gone, others may ask
+    /// for what has an id of its own.
     pub(super) fn abandon(&mut self, number: u64, reply: &Responder) {
         let Responder::Fast(_, outbox) = reply else { return };
         let Some(key) = outbox.waits_for(number) else { return };
-        if self.requests.get(&key).is_some_and(|request| request.state == State::Queued) {
+        let Some(request) = self.requests.get(&key) else { return };
+        if request.state == State::Queued && !(request.named && outbox.is_closed()) {
             self.end(key, State::Cancelled, "its client stopped waiting");
         }
     }
