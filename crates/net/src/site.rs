@@ -20,6 +20,7 @@ mod core;
 mod desk;
 mod events;
 mod gangs;
+mod input;
 mod journal;
 mod keeper;
 mod metrics;
@@ -38,8 +39,9 @@ use kofm_core::SiteId;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::time::timeout;
 
-use self::core::{Command, MAX_WATCH, View, millis};
+use self::core::{MAX_WATCH, View, millis};
 use self::desk::Desk;
+use self::input::Command;
 pub use self::start::StartError;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
 use crate::boottime::Moment;

@@ -7,7 +7,7 @@ use kofm_core::SiteId;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::core::Command;
+use super::input::Command;
 use super::{PEER_PATIENCE, Site, expect_request, stopped};
 use crate::api::{self, Answer, Call, Code};
 use crate::fast::Outbox;

@@ -26,15 +26,15 @@ use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use rustc_hash::FxHashMap;
 use tokio::sync::{broadcast, oneshot};
 
-use crate::api::{self, Answer, Call, Hold, State};
+use crate::api::{self, Answer, Hold, State};
 use crate::boottime::Moment;
-use crate::config::{Config, PoolConfig, SemaphoreConfig};
+use crate::config::{Config, PoolConfig};
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::fast::Outbox;
 use crate::link::Mesh;
 use crate::names::{self, Names};
 use crate::plan::Plan;
-use crate::site::desk::Input;
+use crate::site::input::Input;
 use crate::site::journal::{Journal, Legacy};
 use crate::site::metrics::Metrics;
 use crate::site::tallies::{self, Tallies};
@@ -72,84 +72,6 @@ const MAX_TTL: Duration = Duration::from_hours(30 * 24);
 const MAX_HEALING_TTL: Duration = Duration::from_secs(10);
 /// The longest that one call waits for news.
 pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
-
-/// What comes from clients.
-pub(crate) enum Command {
-    /// Calls of one fast client.
-    Calls {
-        list: Vec<(u64, Call)>,
-        outbox: Arc<Outbox>,
-    },
-    Call {
-        call: Call,
-        reply: oneshot::Sender<Result<Answer, api::Error>>,
-    },
-    Ask {
-        peer: SiteId,
-        call: Call,
-        reply: oneshot::Sender<Result<Answer, api::Error>>,
-    },
-    Metrics(oneshot::Sender<String>),
-    Pools(oneshot::Sender<Vec<PoolState>>),
-    AddPool {
-        name: String,
-        pool: PoolConfig,
-        reply: oneshot::Sender<Result<(), api::Error>>,
-    },
-    OpenPool(String),
-    /// Nobody may ask for more from now on.
-    LimitPool {
-        name: String,
-        limit: u32,
-    },
-    RemovePool {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    IsIdle {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    AddSemaphore {
-        name: String,
-        semaphore: SemaphoreConfig,
-        reply: oneshot::Sender<Result<(), api::Error>>,
-    },
-    /// Lets clients use it, or again after it was closed.
-    OpenSemaphore {
-        name: String,
-        new: bool,
-    },
-    /// Lets nobody use it; says how many wait.
-    CloseSemaphore {
-        name: String,
-        reply: oneshot::Sender<u64>,
-    },
-    /// Says whether it was there; nobody waits for it.
-    RemoveSemaphore {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    Drain,
-    /// The last command: leases are written down, and nothing happens any more.
-    Farewell(oneshot::Sender<()>),
-    /// Garbles the memory of a pool's protocol, for tests.
-    Scramble {
-        pool: String,
-        reply: oneshot::Sender<Result<(), api::Error>>,
-    },
-}
-
-/// A pool as it is now.
-pub(crate) struct PoolState {
-    pub name: String,
-    pub config: PoolConfig,
-    pub limit: u32,
-    /// Units that a departed site may still use.
-    pub withheld: BTreeSet<u32>,
-    /// Units that people have quarantined, and why.
-    pub out: BTreeMap<u32, String>,
-}
 
 pub(crate) struct Core {
     pub(super) me: SiteId,

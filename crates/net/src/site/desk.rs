@@ -2,9 +2,9 @@
 //!
 //! Whoever has a command leaves it in the tray. If nobody is at the desk, it sits down and carries
 //! out what is there: a client that is served at once costs no change of tasks. If somebody is,
-//! that one sees to it. So nobody waits for the core, which may be writing to a disk, and commands
-//! of one client are carried out in their order. The site task does the rest: it listens to the
-//! links, the keeper and the clock.
+//! that one sees to it. So nobody waits for the core, which may be writing to a disk, unless the
+//! tray is full; and commands of one client are carried out in their order. The site task does the
+//! rest: it listens to the links, the keeper and the clock.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
-use super::core::{Command, Core};
+use super::core::Core;
+use super::input::{Command, Input};
 use super::keeper::News;
 use crate::boottime::{Alarm, Moment};
 use crate::link::Event;
@@ -152,13 +153,4 @@ impl Desk {
             };
         }
     }
-}
-
-/// What comes to the core.
-pub(super) enum Input {
-    Command(Command),
-    Link(Event),
-    News(News),
-    /// Time passes.
-    Nothing,
 }

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::core::{Command, PoolState, return_first};
+use super::core::return_first;
+use super::input::{Command, PoolState};
 use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};

@@ -7,12 +7,13 @@ use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
 use super::plans::Edit;
-use super::{Command, Core, MAX_ASKS, PoolState, Responder, Todo};
+use super::{Core, MAX_ASKS, Responder, Todo};
 use crate::api::{self, Answer, Call, Code};
 use crate::engine::Move;
 use crate::fast::FastAnswer;
 use crate::link::{Event, Payload};
 use crate::session::Broken;
+use crate::site::input::{Command, PoolState};
 
 impl Core {
     pub(super) fn on_link(&mut self, event: Event) {

@@ -1,0 +1,100 @@
+//! What comes to the core of a site.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kofm_core::SiteId;
+use tokio::sync::oneshot;
+
+use super::keeper::News;
+use crate::api::{self, Answer, Call};
+use crate::config::{PoolConfig, SemaphoreConfig};
+use crate::fast::Outbox;
+use crate::link::Event;
+
+/// One thing that comes in.
+pub(super) enum Input {
+    Command(Command),
+    Link(Event),
+    News(News),
+    /// Time passes.
+    Nothing,
+}
+
+/// What comes from clients.
+pub(crate) enum Command {
+    /// Calls of one fast client.
+    Calls {
+        list: Vec<(u64, Call)>,
+        outbox: Arc<Outbox>,
+    },
+    Call {
+        call: Call,
+        reply: oneshot::Sender<Result<Answer, api::Error>>,
+    },
+    Ask {
+        peer: SiteId,
+        call: Call,
+        reply: oneshot::Sender<Result<Answer, api::Error>>,
+    },
+    Metrics(oneshot::Sender<String>),
+    Pools(oneshot::Sender<Vec<PoolState>>),
+    AddPool {
+        name: String,
+        pool: PoolConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+    OpenPool(String),
+    /// Nobody may ask for more from now on.
+    LimitPool {
+        name: String,
+        limit: u32,
+    },
+    RemovePool {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
+    IsIdle {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
+    AddSemaphore {
+        name: String,
+        semaphore: SemaphoreConfig,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+    /// Lets clients use it, or again after it was closed.
+    OpenSemaphore {
+        name: String,
+        new: bool,
+    },
+    /// Lets nobody use it; says how many wait.
+    CloseSemaphore {
+        name: String,
+        reply: oneshot::Sender<u64>,
+    },
+    /// Says whether it was there; nobody waits for it.
+    RemoveSemaphore {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
+    Drain,
+    /// The last command: leases are written down, and nothing happens any more.
+    Farewell(oneshot::Sender<()>),
+    /// Garbles the memory of a pool's protocol, for tests.
+    Scramble {
+        pool: String,
+        reply: oneshot::Sender<Result<(), api::Error>>,
+    },
+}
+
+/// A pool as it is now.
+pub(crate) struct PoolState {
+    pub name: String,
+    pub config: PoolConfig,
+    pub limit: u32,
+    /// Units that a departed site may still use.
+    pub withheld: BTreeSet<u32>,
+    /// Units that people have quarantined, and why.
+    pub out: BTreeMap<u32, String>,
+}
