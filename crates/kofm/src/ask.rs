@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kofm_net::api::{self, Code, State, Submit, Want};
-use kofm_net::client::{Address, Client, ClientError};
+use kofm_net::client::{Address, Client, ClientError, escape};
 use kofm_net::duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -226,10 +226,11 @@ impl Status {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let view = self.server.with(async |client| {
             let (pools, leases) = match &self.pool {
-                Some(pool) => (
-                    vec![client.get(&format!("/v1/pools/{pool}")).await?],
-                    format!("/v1/leases?pool={pool}"),
-                ),
+                Some(pool) => {
+                    let pool = escape(pool);
+                    let pools = vec![client.get(&format!("/v1/pools/{pool}")).await?];
+                    (pools, format!("/v1/leases?pool={pool}"))
+                }
                 None => (client.get("/v1/pools").await?, "/v1/leases".to_owned()),
             };
             Ok(StatusView { pools, leases: client.get(&leases).await? })
@@ -265,9 +266,8 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let path = self
-            .pool
-            .map_or_else(|| "/v1/queue".to_owned(), |pool| format!("/v1/queue?pool={pool}"));
+        let pool = self.pool.map_or(String::new(), |pool| format!("?pool={}", escape(&pool)));
+        let path = format!("/v1/queue{pool}");
         let list: Vec<api::Request> =
             self.server.with(async |client| Ok(client.get(&path).await?))?;
         if self.json {
@@ -302,7 +302,7 @@ impl Explain {
             let request = client.watch(name, Duration::ZERO).await;
             if kofm_net::config::check_name(name).is_ok()
                 && matches!(&request, Err(ClientError::Refused(it)) if it.error == unknown)
-                && let Ok(semaphore) = client.get(&format!("/v1/semaphores/{name}")).await
+                && let Ok(semaphore) = client.get(&format!("/v1/semaphores/{}", escape(name))).await
             {
                 return Ok(Subject::Semaphore(semaphore));
             }
@@ -386,7 +386,7 @@ pub(crate) struct History {
 
 impl History {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let pool = self.pool.map_or(String::new(), |pool| format!("&pool={pool}"));
+        let pool = self.pool.map_or(String::new(), |pool| format!("&pool={}", escape(&pool)));
         let path = format!("/v1/history?limit={}{pool}", self.limit);
         let list: Vec<api::Happening> =
             self.server.with(async |client| Ok(client.get(&path).await?))?;
@@ -427,7 +427,7 @@ pub(crate) struct Members {
 impl Members {
     pub(crate) fn run(self) -> Result<(), Exit> {
         if let Some(site) = self.remove {
-            let path = format!("/v1/members/{site}");
+            let path = format!("/v1/members/{}", escape(&site));
             let _removed: serde_json::Value = self.server.with(async |client| {
                 Ok(client.call(hyper::Method::DELETE, &path, None::<&()>, LEAVING).await?)
             })?;

@@ -3,6 +3,7 @@
 use clap::{Args, Subcommand};
 use hyper::Method;
 use kofm_net::api::{self, OnExpiry, PutPool, PutQuarantine, UnitsSpec};
+use kofm_net::client::escape;
 use kofm_net::config::check_name;
 use std::time::Duration;
 
@@ -154,7 +155,7 @@ impl Set {
             OnExpiry::named(name).ok_or_else(|| Exit::new(USAGE, text))
         });
         let spec = PutPool { units, protocol: self.protocol, on_expiry: on_expiry.transpose()? };
-        let path = format!("/v1/pools/{}", self.name);
+        let path = format!("/v1/pools/{}", escape(&self.name));
         let pool: api::Pool = self.server.with(async |client| {
             Ok(client.call(Method::PUT, &path, Some(&spec), PATIENCE).await?)
         })?;
@@ -180,7 +181,7 @@ impl Ls {
 
 impl Rm {
     fn run(self) -> Result<(), Exit> {
-        let path = format!("/v1/pools/{}", self.name);
+        let path = format!("/v1/pools/{}", escape(&self.name));
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;

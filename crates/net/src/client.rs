@@ -417,8 +417,8 @@ where
     Ok(sender)
 }
 
-/// Makes an id safe in a path.
-fn escape(text: &str) -> String {
+/// Makes a name safe in a path or a query.
+pub fn escape(text: &str) -> String {
     use std::fmt::Write;
     let mut out = String::new();
     for byte in text.bytes() {

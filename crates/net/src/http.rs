@@ -350,6 +350,7 @@ async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Ans
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
+        known_or_any(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
 }
@@ -358,8 +359,17 @@ async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answ
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
+        known_or_any(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
+}
+
+/// An empty list of a pool that does not exist is a mistake of whoever asks.
+async fn known_or_any<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Error> {
+    if list.is_empty() {
+        site.pool(pool).await?;
+    }
+    Ok(())
 }
 
 async fn members(Shared(app): Shared<App>) -> Answer {
@@ -372,9 +382,10 @@ async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
 }
 
 async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
-    let (mut list, missing) = app.site.history(query.limit.unwrap_or(1000)).await?;
+    let limit = query.limit.unwrap_or(1000);
+    let (list, missing) = app.site.history(query.pool.as_deref(), limit).await?;
     if let Some(pool) = query.pool {
-        list.retain(|happening| happening.want.contains_key(&pool));
+        known_or_any(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
 }

@@ -250,13 +250,14 @@ impl Site {
         Ok((list, missing))
     }
 
-    /// What happened lately, at all sites, oldest first.
+    /// What happened lately at all sites, to one pool or to all, oldest first.
     pub async fn history(
         &self,
+        pool: Option<&str>,
         limit: usize,
     ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
         let (mut list, missing) = self
-            .gather(Call::History(limit), |answer| {
+            .gather(Call::History { pool: pool.map(str::to_owned), limit }, |answer| {
                 if let Answer::History(list) = answer { list } else { Vec::new() }
             })
             .await?;

@@ -311,6 +311,7 @@ async fn http_answers_as_the_contract_says() {
         let json: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
         (status.as_u16(), json)
     };
+    assert_eq!(call(0, "POST", "/v1/requests", r#"{"want":{"reboot":1}}"#).await.0, 200);
     let (status, granted) = call(0, "POST", "/v1/requests", r#"{"want":{"gpu":2}}"#).await;
     assert_eq!(status, 200, "{granted}");
     let lease = granted["lease"]["id"].as_str().unwrap().to_owned();
@@ -332,6 +333,9 @@ async fn http_answers_as_the_contract_says() {
         ("GET", "/v1/requests/none", "", 404, "unknown-request"),
         ("POST", "/v1/leases/none/renew", "", 410, "gone"),
         ("GET", "/v1/pools/none", "", 404, "unknown-pool"),
+        ("GET", "/v1/leases?pool=none", "", 404, "unknown-pool"),
+        ("GET", "/v1/queue?pool=none", "", 404, "unknown-pool"),
+        ("GET", "/v1/history?pool=none", "", 404, "unknown-pool"),
         ("PUT", "/v1/pools/none/quarantine/0", r#"{"reason":"r"}"#, 404, "unknown-pool"),
         ("PUT", "/v1/pools/gpu/quarantine/0", "{}", 422, "malformed"),
         ("PUT", "/v1/pools/gpu/quarantine/0", r#"{"reason":"r"}"#, 501, "unsupported"),
@@ -354,6 +358,9 @@ async fn http_answers_as_the_contract_says() {
         let answer = call(1, "GET", path, "").await;
         assert!(answer.0 == 200 && answer.1.is_array(), "{path}: {answer:?}");
     }
+    // However much has happened elsewhere.
+    let last = call(1, "GET", "/v1/history?pool=reboot&limit=1", "").await.1;
+    assert_eq!(last[0]["event"].as_str(), Some("granted"), "{last}");
     for path in ["/metrics", "/healthz", "/livez", "/readyz", "/openapi.json", "/"] {
         assert_eq!(call(1, "GET", path, "").await.0, 200, "{path}");
     }

@@ -93,7 +93,7 @@ impl Cluster {
 
     fn happened(&self, event: &str) -> bool {
         self.sites.iter().flatten().any(|(site, runtime)| {
-            let (list, _) = runtime.block_on(site.history(100)).unwrap();
+            let (list, _) = runtime.block_on(site.history(None, 100)).unwrap();
             list.iter().any(|it| it.event == event)
         })
     }

@@ -58,7 +58,11 @@ pub(crate) enum Call {
         want: Want,
         claim: Stamp,
     },
-    History(usize),
+    /// What happened lately, to one pool or to all.
+    History {
+        pool: Option<String>,
+        limit: usize,
+    },
     /// P: takes from a semaphore, and waits for its turn and for units.
     Take {
         /// Names it, so that it can be given up.

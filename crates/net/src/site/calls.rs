@@ -49,7 +49,7 @@ impl Site {
             | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
-            | Call::History(_)
+            | Call::History { .. }
             | Call::IsIdle(_)
             | Call::Count(_)
             | Call::Plan { .. }
@@ -96,7 +96,7 @@ impl Site {
             | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
-            | Call::History(_)
+            | Call::History { .. }
             | Call::IsIdle(_)
             | Call::Plan { .. }
             | Call::Quarantine { .. }

@@ -224,10 +224,12 @@ impl Core {
         Answer::Ahead { list, older: older.len() as u64 }
     }
 
-    pub(super) fn recent(&self, limit: usize) -> Vec<api::Happening> {
-        let limit = limit.min(MAX_LISTED);
-        let skipped = self.history.len().saturating_sub(limit);
-        self.history.iter().skip(skipped).cloned().collect()
+    pub(super) fn recent(&self, pool: Option<&str>, limit: usize) -> Vec<api::Happening> {
+        let concerns = |it: &&api::Happening| pool.is_none_or(|pool| it.want.contains_key(pool));
+        let latest = self.history.iter().rev().filter(concerns).take(limit.min(MAX_LISTED));
+        let mut list: Vec<_> = latest.cloned().collect();
+        list.reverse();
+        list
     }
 }
 

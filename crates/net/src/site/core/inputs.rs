@@ -239,7 +239,9 @@ impl Core {
             Call::Queue => Ok(Answer::Queue(self.queue())),
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
-            Call::History(limit) => Ok(Answer::History(self.recent(limit))),
+            Call::History { pool, limit } => {
+                Ok(Answer::History(self.recent(pool.as_deref(), limit)))
+            }
             Call::GiveUp(key) => {
                 self.give_up(key);
                 Ok(Answer::Done)
