@@ -152,17 +152,15 @@ async fn reload(path: PathBuf, mut running: Config, site: Site) {
         match read(&path) {
             Ok(config) if config == running => info!("the configuration is unchanged"),
             Ok(config) => {
-                for (what, done) in site.reload(&running, &config).await {
+                for (what, done) in site.reload(&mut running, &config).await {
                     match done {
                         Ok(()) => info!(%what, "changed"),
                         Err(error) => error!(%what, "not changed: {error}"),
                     }
                 }
-                running.pools.clone_from(&config.pools);
-                running.semaphores.clone_from(&config.semaphores);
-                running.gangs.clone_from(&config.gangs);
-                if config != running {
-                    warn!("more has changed than pools, semaphores and gangs: restart this site");
+                let fixed = config.differs_in(&running);
+                if !fixed.is_empty() {
+                    warn!("changed as well: {}; restart this site for that", fixed.join(", "));
                 }
             }
             Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),
@@ -182,7 +180,7 @@ pub(crate) async fn stop_signal() -> io::Result<()> {
     Ok(())
 }
 
-/// One task decides everything, so a second thread helps only where there is much to read and
+/// One thread at a time decides, so a second one helps only where there is much to read and
 /// write: a thread for every two cores. On few, passing work on costs more than it brings.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);

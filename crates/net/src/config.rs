@@ -68,6 +68,31 @@ pub struct Config {
     pub(crate) numbers: BTreeMap<String, SiteId>,
 }
 
+impl Config {
+    /// The settings in which this differs from another, apart from those that change while sites
+    /// run.
+    pub fn differs_in(&self, other: &Self) -> Vec<&'static str> {
+        let Self { cluster, site, members, listen, http, socket, state_dir, token_file, .. } = self;
+        let Self { tree_root, rota, site_lease, etcd, durability, .. } = self;
+        let settings = [
+            ("cluster", *cluster == other.cluster),
+            ("site", *site == other.site),
+            ("members", *members == other.members),
+            ("listen", *listen == other.listen),
+            ("http", *http == other.http),
+            ("socket", *socket == other.socket),
+            ("state_dir", *state_dir == other.state_dir),
+            ("token_file", *token_file == other.token_file),
+            ("tree_root", *tree_root == other.tree_root),
+            ("rota", *rota == other.rota),
+            ("site_lease", *site_lease == other.site_lease),
+            ("etcd", *etcd == other.etcd),
+            ("durability", *durability == other.durability),
+        ];
+        settings.into_iter().filter(|it| !it.1).map(|it| it.0).collect()
+    }
+}
+
 /// Gangs that share members and take turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaConfig {
@@ -334,6 +359,28 @@ mod tests {
         let lines: Vec<usize> = mistakes.0.iter().map(|mistake| mistake.line).collect();
         assert_eq!(lines, [1, 2, 3, 4, 6, 8, 9, 11, 12, 13, 14, 15], "{mistakes}");
         assert!(mistakes.to_string().contains("did you mean `http`?"), "{mistakes}");
+    }
+
+    #[test]
+    fn an_address_is_for_one_thing() {
+        let text = |http: &str, b: &str| {
+            format!(
+                "site = \"a\"\nhttp = \"{http}\"\nstate_dir = \"/tmp\"\n[members]\n\
+                 a = \"h:1\"\nb = \"{b}\"\n[pools]\nx = 1\n"
+            )
+        };
+        Config::parse(&text("h:3", "h:2")).unwrap();
+        let mistakes = Config::parse(&text("h:1", "h:1")).unwrap_err();
+        let lines: Vec<usize> = mistakes.0.iter().map(|mistake| mistake.line).collect();
+        assert_eq!(lines, [2, 6], "{mistakes}");
+    }
+
+    #[test]
+    fn settings_that_differ_are_named() {
+        let config = Config::parse("http = \"h:1\"\n[pools]\nx = 1\n").unwrap();
+        let other = Config::parse("http = \"h:2\"\nsite_lease = \"9s\"\n[pools]\nx = 2\n");
+        assert_eq!(config.differs_in(&other.unwrap()), ["http", "site_lease"]);
+        assert_eq!(config.differs_in(&config), [""; 0]);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! `kofm-missing`.
 
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,7 +129,8 @@ pub async fn serve(site: Site, listener: TcpListener, access: Access) {
     }
 }
 
-/// Answers clients on a Unix socket.
+/// Answers clients on a Unix socket. As with TCP, whoever can reach it may connect: its directory
+/// says who can.
 pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
     // A socket that a dead process left behind would be in the way.
     if std::os::unix::net::UnixStream::connect(path).is_err() {
@@ -137,6 +140,7 @@ pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<(
         })?;
     }
     let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
     let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {

@@ -151,6 +151,7 @@ fn a_file_that_has_changed_changes_the_cluster() {
     let first = "[pools]\ngpu = 2\nold = 1\n[semaphores]\nslots = 1\n";
     let cluster = Cluster::start(3, first);
     assert!(cluster.run(2, &["pool", "set", "extra", "--units", "3"]).status.success());
+    let lease = cluster.json(1, &["acquire", "old", "--ttl", "5m", "--json"]);
     let text = fs::read_to_string(&cluster.configs[1]).unwrap();
     let changed = "[pools]\ngpu = 5\nfresh = 4\n[semaphores]\nslots = 1\nitems = 7\n";
     // A file with a mistake changes nothing.
@@ -169,7 +170,14 @@ fn a_file_that_has_changed_changes_the_cluster() {
     };
     until("the epoch is seen everywhere", || units("fresh") == Some(4));
     // What the two files have in common, and what was made by command, stays.
-    assert_eq!([units("gpu"), units("old"), units("extra")], [Some(5), None, Some(3)]);
+    assert_eq!([units("gpu"), units("extra")], [Some(5), Some(3)]);
+    // What could not be changed is tried again with the next signal.
+    assert_eq!(units("old"), Some(1), "it is in use");
+    assert!(cluster.run(1, &["release", lease["id"].as_str().unwrap()]).status.success());
+    until("it is not in use any more", || {
+        signal(&cluster.sites[1], "HUP");
+        units("old").is_none()
+    });
 }
 
 #[test]

@@ -298,7 +298,7 @@ impl Reader<'_> {
                     self.wrong(span_of(table, "durability"), text);
                 }
             }
-            if config.durability == Durability::Grant && config.state_dir.is_none() {
+            if config.durability == Durability::Grant && !table.contains_key("state_dir") {
                 let text = "`state_dir` is missing: grants need a place on disk";
                 self.wrong(span_of(table, "durability"), text);
             }
@@ -330,6 +330,9 @@ impl Reader<'_> {
                 let address = value.get_ref().as_str().unwrap_or_default();
                 if !is_address(address) {
                     self.wrong(value.span(), "an address is written \"host:port\"");
+                } else if let Some((other, _)) = config.members.iter().find(|it| it.1 == address) {
+                    let text = format!("site `{other}` has the same address");
+                    self.wrong(value.span(), text);
                 }
                 config.members.insert(name.get_ref().to_string(), address.to_owned());
             }
@@ -350,11 +353,16 @@ impl Reader<'_> {
                 format!("site `{}` is not a member; there are {}", config.site, names.join(", "));
             self.wrong(span_of(table, "site"), text);
         }
-        if config.members.len() > 1 && config.state_dir.is_none() {
+        if config.members.len() > 1 && !table.contains_key("state_dir") {
             self.wrong(
                 span_of(table, "members"),
                 "`state_dir` is missing: with other sites, a restart must be told from a pause",
             );
+        }
+        let listen = config.listen.as_ref().or_else(|| config.members.get(&config.site));
+        if config.http.as_ref().is_some_and(|it| Some(it) == listen && !it.ends_with(":0")) {
+            let text = "`http` is where this site listens for the others; take another port";
+            self.wrong(span_of(table, "http"), text);
         }
         if config.http.is_none() && config.socket.is_none() {
             self.wrong(

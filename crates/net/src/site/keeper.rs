@@ -16,7 +16,7 @@ pub(crate) enum News {
     Beat { began: Moment, pulses: Vec<Pulse> },
     /// The store has this.
     Decided(Record),
-    /// It does not answer.
+    /// It does not answer, or does not agree.
     Trouble(String),
 }
 

@@ -351,43 +351,72 @@ impl Site {
         Ok(list)
     }
 
-    /// Brings about what a configuration file changes of pools, semaphores and gangs against an
-    /// earlier one: what the two have in common stays as it is, whatever was changed by command.
-    /// Says what came of each.
+    /// Brings about what a configuration file changes of pools, semaphores and gangs against what
+    /// was brought about before: what the two have in common stays as it is, whatever was changed
+    /// by command. Says what came of each; what was refused is tried again the next time.
     pub async fn reload(
         &self,
-        from: &Config,
+        running: &mut Config,
         to: &Config,
     ) -> Vec<(String, Result<(), api::Error>)> {
-        let mut done = Vec::new();
-        for (name, pool) in &to.pools {
-            if from.pools.get(name) != Some(pool) {
-                done.push((format!("pool {name}"), self.set_pool(name, pool.clone()).await));
-            }
+        let mut list = Vec::new();
+        for (name, pool) in changes(&running.pools, &to.pools) {
+            let done = match pool.clone() {
+                Some(pool) => self.set_pool(&name, pool).await,
+                None => gone(self.remove_pool(&name).await),
+            };
+            list.push(note("pool", name, pool, &mut running.pools, done));
         }
-        for name in from.pools.keys().filter(|name| !to.pools.contains_key(*name)) {
-            done.push((format!("pool {name}, removed"), self.remove_pool(name).await));
+        for (name, semaphore) in changes(&running.semaphores, &to.semaphores) {
+            let done = match semaphore.clone() {
+                Some(semaphore) => self.set_semaphore(&name, semaphore).await,
+                None => gone(self.remove_semaphore(&name).await),
+            };
+            list.push(note("semaphore", name, semaphore, &mut running.semaphores, done));
         }
-        for (name, semaphore) in &to.semaphores {
-            if from.semaphores.get(name) != Some(semaphore) {
-                let set = self.set_semaphore(name, semaphore.clone()).await;
-                done.push((format!("semaphore {name}"), set));
-            }
+        for (name, members) in changes(&running.gangs, &to.gangs) {
+            let done = match members.clone().map(api::GangMembers) {
+                Some(members) => self.put_gang(&name, api::PutGang { members }).await,
+                None => gone(self.remove_gang(&name).await),
+            };
+            list.push(note("gang", name, members, &mut running.gangs, done));
         }
-        for name in from.semaphores.keys().filter(|name| !to.semaphores.contains_key(*name)) {
-            done.push((format!("semaphore {name}, removed"), self.remove_semaphore(name).await));
-        }
-        for (name, members) in &to.gangs {
-            if from.gangs.get(name) != Some(members) {
-                let spec = api::PutGang { members: api::GangMembers(members.clone()) };
-                done.push((format!("gang {name}"), self.put_gang(name, spec).await));
-            }
-        }
-        for name in from.gangs.keys().filter(|name| !to.gangs.contains_key(*name)) {
-            done.push((format!("gang {name}, removed"), self.remove_gang(name).await));
-        }
-        done
+        list
     }
+}
+
+type Named<T> = BTreeMap<String, T>;
+
+/// What is new or different, and what is not there any more.
+fn changes<T: Clone + PartialEq>(from: &Named<T>, to: &Named<T>) -> Vec<(String, Option<T>)> {
+    let changed = to.iter().filter(|(name, value)| from.get(*name) != Some(value));
+    let changed = changed.map(|(name, value)| (name.clone(), Some(value.clone())));
+    let removed = from.keys().filter(|name| !to.contains_key(*name));
+    changed.chain(removed.map(|name| (name.clone(), None))).collect()
+}
+
+/// Remembers a change that was brought about.
+fn note<T>(
+    kind: &str,
+    name: String,
+    value: Option<T>,
+    running: &mut Named<T>,
+    done: Result<(), api::Error>,
+) -> (String, Result<(), api::Error>) {
+    let what = format!("{kind} {name}{}", if value.is_none() { ", removed" } else { "" });
+    if done.is_ok() {
+        match value {
+            Some(value) => running.insert(name, value),
+            None => running.remove(&name),
+        };
+    }
+    (what, done)
+}
+
+/// What somebody has removed by command need not be removed.
+fn gone(removed: Result<(), api::Error>) -> Result<(), api::Error> {
+    let unknown = [Code::UnknownPool, Code::UnknownSemaphore, Code::UnknownGang];
+    removed.or_else(|error| if unknown.contains(&error.error) { Ok(()) } else { Err(error) })
 }
 
 async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {

@@ -198,10 +198,10 @@ impl Voters {
         let (mut proposal, mut ask) = Proposal::new(self.all.len(), ballot, epoch, own);
         loop {
             let mut answers = self.ask_all(&ask, &known);
-            let mut heard = 0;
+            let mut good = 0;
             let next = loop {
                 let Some((voter, reply)) = answers.recv().await else { break None };
-                heard += 1;
+                good += usize::from(matches!(reply, Reply::Promise(_) | Reply::Accepted));
                 match proposal.on_reply(voter, reply) {
                     Next::Wait => {}
                     next @ (Next::Ask(_)
@@ -227,14 +227,14 @@ impl Voters {
                     return Ok(Next::Moved(record));
                 }
                 Some(next @ (Next::Wait | Next::Nothing)) => return Ok(next),
-                None => return Err(self.too_few(heard)),
+                None => return Err(self.too_few(good)),
             }
         }
     }
 
-    fn too_few(&self, heard: usize) -> StoreError {
+    fn too_few(&self, good: usize) -> StoreError {
         let (all, need) = (self.all.len(), self.majority());
-        let text = format!("{heard} of {all} members answer, {need} are needed");
+        let text = format!("{good} of {all} members agree, {need} are needed");
         StoreError::Unreachable(text)
     }
 
@@ -281,10 +281,9 @@ impl Store for Voters {
                 return Ok(Beat::Moved(known));
             }
             let mut answers = self.ask_all(&Question::Beat { epoch, pulse }, &known);
-            let (mut good, mut heard, mut pending) = (0, 0, false);
+            let (mut good, mut pending) = (0, false);
             let mut pulses: Vec<Pulse> = Vec::new();
             while let Some((_, reply)) = answers.recv().await {
-                heard += 1;
                 match reply {
                     Reply::Beats(list) => {
                         good += 1;
@@ -308,7 +307,7 @@ impl Store for Voters {
                 }
             }
             if !pending {
-                return Err(self.too_few(heard));
+                return Err(self.too_few(good));
             }
             // Somebody began to change the epoch and did not finish: it is finished here.
             match self.propose(epoch, None).await? {

@@ -401,7 +401,7 @@ impl Core {
             },
             News::Trouble(why) => {
                 if change.trouble.as_ref() != Some(&why) {
-                    warn!(%why, "the store does not answer");
+                    warn!(%why, "no agreement in the store");
                 }
                 change.trouble = Some(why);
                 change.publish();
