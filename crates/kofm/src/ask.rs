@@ -519,9 +519,19 @@ pub(crate) fn queue_table(queue: &[api::Request]) -> String {
             show_ms(it.waited_ms),
             it.site.clone(),
             it.reason.clone().unwrap_or_default(),
+            show_blockers(&it.blocked_by),
         ]
     });
-    table(&["PLACE", "REQUEST", "WANT", "OWNER", "WAITED", "SITE", "REASON"], rows)
+    table(&["PLACE", "REQUEST", "WANT", "OWNER", "WAITED", "SITE", "REASON", "WAITS FOR"], rows)
+}
+
+/// The first of those in the way: `kofm explain` has them all.
+fn show_blockers(list: &[api::Blocker]) -> String {
+    let Some(first) = list.first() else { return String::new() };
+    let owner = first.owner.as_deref().unwrap_or("somebody");
+    let reason = first.reason.as_ref().map_or(String::new(), |text| format!(" ({text})"));
+    let more = if list.len() > 1 { ", …" } else { "" };
+    format!("{owner}{reason}{more}")
 }
 
 pub(crate) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {

@@ -230,8 +230,19 @@ impl Site {
         .await
     }
 
-    /// All that wait, oldest first, and the sites that did not answer.
+    /// All that wait, oldest first, with some that are in their way, and the sites that did not
+    /// answer.
     pub async fn queue(&self) -> Result<(Vec<api::Request>, Vec<String>), api::Error> {
+        let (mut list, missing) = self.waiting().await?;
+        if !list.is_empty() {
+            let (leases, _) = self.leases().await?;
+            views::name_blockers(&mut list, &leases);
+        }
+        Ok((list, missing))
+    }
+
+    /// All that wait, oldest first, and the sites that did not answer.
+    async fn waiting(&self) -> Result<(Vec<api::Request>, Vec<String>), api::Error> {
         let (mut list, missing) =
             self.gather(Call::Queue, |answer| {
                 if let Answer::Queue(list) = answer { list } else { Vec::new() }

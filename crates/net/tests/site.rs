@@ -174,6 +174,11 @@ async fn blockers_are_named_wherever_they_are() {
     assert_eq!(blocker.lease, alice.lease.as_ref().map(|lease| lease.id.clone()));
     let carol = sites[0].watch(&carol.id, Duration::ZERO).await.unwrap();
     assert_eq!(carol.position, Some(2), "{carol:?}");
+    let (queue, _) = sites[1].queue().await.unwrap();
+    let named = |place: usize| queue[place].blocked_by.iter().map(|it| it.owner.as_deref());
+    assert!(named(0).eq([Some("alice")]), "{queue:?}");
+    assert!(named(1).eq([Some("alice"), Some("bob")]), "{queue:?}");
+    assert_eq!(queue[1].blocked_by[0].lease, alice.lease.as_ref().map(|lease| lease.id.clone()));
 
     let lease = alice.lease.unwrap();
     sites[2].release(&lease.id).await.unwrap();

@@ -16,7 +16,7 @@ impl Site {
     /// All gangs, and the sites that did not answer.
     pub async fn gangs(&self) -> Result<(Vec<Gang>, Vec<String>), api::Error> {
         let entries = self.gang_list().await?;
-        let (queue, missing) = self.queue().await?;
+        let (queue, missing) = self.waiting().await?;
         let (leases, _) = self.leases().await?;
         let show = |(name, members): (String, Members)| {
             let reason = Some(format!("gang {name}"));

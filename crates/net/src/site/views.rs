@@ -12,6 +12,8 @@ use crate::boottime::Moment;
 use crate::fast::{FastAnswer, FastLease};
 use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
 
+/// Of each kind, that are named for one pool in a list of all that wait.
+const MAX_BLOCKERS: usize = 4;
 /// Waiting requests of one pool from which on it is a crowd.
 const CROWD: usize = 256;
 
@@ -230,6 +232,50 @@ impl Core {
         let mut list: Vec<_> = latest.cloned().collect();
         list.reverse();
         list
+    }
+}
+
+/// Names those that hold what each request waits for, and those that asked for it earlier: some of
+/// each, because everybody waits for the same few.
+pub(super) fn name_blockers(queue: &mut [api::Request], leases: &[api::Lease]) {
+    let mut known: BTreeMap<String, (Vec<api::Blocker>, Vec<api::Blocker>)> = BTreeMap::new();
+    for lease in leases {
+        for (pool, units) in &lease.units {
+            let (held, _) = known.entry(pool.clone()).or_default();
+            if held.len() < MAX_BLOCKERS {
+                held.push(api::Blocker {
+                    site: lease.site.clone(),
+                    owner: lease.owner.clone(),
+                    reason: lease.reason.clone(),
+                    pool: pool.clone(),
+                    units: u32::try_from(units.len()).unwrap_or(u32::MAX),
+                    lease: Some(lease.id.clone()),
+                    state: "held".to_owned(),
+                    expires_in_ms: Some(lease.expires_in_ms),
+                });
+            }
+        }
+    }
+    for request in queue {
+        let mut list = Vec::new();
+        for (pool, &units) in &request.want {
+            let (held, earlier) = known.entry(pool.clone()).or_default();
+            list.extend(held.iter().chain(earlier.iter()).cloned());
+            if earlier.len() < MAX_BLOCKERS {
+                earlier.push(api::Blocker {
+                    site: request.site.clone(),
+                    owner: request.owner.clone(),
+                    reason: request.reason.clone(),
+                    pool: pool.clone(),
+                    units,
+                    lease: None,
+                    state: "queued".to_owned(),
+                    expires_in_ms: None,
+                });
+            }
+        }
+        list.sort_by_key(|it| it.state != "held");
+        request.blocked_by = list;
     }
 }
 
