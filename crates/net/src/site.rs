@@ -48,6 +48,7 @@ use crate::boottime::Moment;
 use crate::config::Config;
 use crate::incarnation::StateDir;
 use crate::link::Mesh;
+use crate::random;
 pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
@@ -107,13 +108,14 @@ impl Site {
         want: impl IntoIterator<Item = (S, u32)>,
     ) -> Result<Held, api::Error> {
         let want = want.into_iter().map(|(pool, units)| (pool.into(), units)).collect();
-        let spec = Submit { want, ..Submit::default() };
+        let id = random::id::<8>('R', self.0.config.me());
+        let spec = Submit { want, id: Some(id.clone()), ..Submit::default() };
+        // Whoever stops waiting leaves nothing behind, however early.
+        let mut waiting = Waiting { site: self.clone(), id: Some(id.clone()) };
         let call = Call::Submit { spec, fresh: false, hold: Hold::Embedded, patience: None };
         let mut request = self.request(call).await?;
-        // Whoever stops waiting leaves nothing behind.
-        let mut waiting = Waiting { site: self.clone(), id: Some(request.id.clone()) };
         while request.state == api::State::Queued {
-            let call = Call::Watch { id: request.id.clone(), wait: MAX_WATCH };
+            let call = Call::Watch { id: id.clone(), wait: MAX_WATCH };
             request = self.request(call).await?;
         }
         waiting.id = None;

@@ -443,6 +443,18 @@ async fn a_pool_that_is_made_smaller_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_stops_waiting_at_once_holds_nothing() {
+    let sites =
+        Site::start_together(2, pools(&[("gpu", pool(1, Kind::Permission))])).await.unwrap();
+    let held = timeout(LONG, sites[0].acquire([("gpu", 1)])).await.unwrap().unwrap();
+    // Nobody has told it yet that it waits.
+    assert!(timeout(Duration::from_millis(10), sites[1].acquire([("gpu", 1)])).await.is_err());
+    drop(held);
+    all_free(&sites[0]).await;
+    drop(timeout(LONG, sites[0].acquire([("gpu", 1)])).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_calls_share_one_fast_connection() {
     let sites =
         Site::start_together(2, pools(&[("gpu", pool(3, Kind::Permission))])).await.unwrap();

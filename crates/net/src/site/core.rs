@@ -189,7 +189,8 @@ pub(crate) struct Pool {
     pub(super) waiting: BTreeSet<(Stamp, u64)>,
     /// Units in leases of this site, and whose.
     pub(super) used: BTreeMap<u32, u64>,
-    pub(super) quarantined: u32,
+    /// Those of them whose leases ended badly, kept back for a person.
+    pub(super) quarantined: BTreeSet<u32>,
     pub(super) gone: bool,
     /// Takes no new requests: it is about to change.
     closed: bool,
@@ -214,7 +215,7 @@ impl Pool {
             id: PoolId(0),
             waiting: BTreeSet::new(),
             used: BTreeMap::new(),
-            quarantined: 0,
+            quarantined: BTreeSet::new(),
             gone: false,
             closed: false,
             withheld: BTreeSet::new(),
@@ -247,7 +248,7 @@ impl Pool {
     /// Units kept back for a person, of which this site keeps count.
     pub(super) fn kept_back(&self) -> usize {
         let out = self.keeps.iter().filter(|unit| !self.used.contains_key(unit)).count();
-        self.quarantined as usize + out
+        self.quarantined.len() + out
     }
 }
 

@@ -81,7 +81,7 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     }
     out.head("kofm_pool_units_held", "gauge", "Units in leases of this site.");
     for pool in pools() {
-        let held = pool.used.len().saturating_sub(pool.quarantined as usize);
+        let held = pool.used.len().saturating_sub(pool.quarantined.len());
         out.put("kofm_pool_units_held", &[("pool", &pool.name)], held);
     }
     let help = "Units kept back for a person; each is counted at one site.";

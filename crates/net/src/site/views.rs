@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kofm_core::Stamp;
 
-use crate::api::{self, Answer, Hold, OnExpiry, State, UsedUnit};
+use crate::api::{self, Answer, Hold, State, UsedUnit};
 use crate::boottime::Moment;
 use crate::fast::{FastAnswer, FastLease};
 use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
@@ -195,8 +195,7 @@ impl Core {
                     UsedUnit {
                         number,
                         fence: lease.map_or(0, |lease| lease.fence),
-                        quarantined: pool.config.on_expiry == OnExpiry::Quarantine
-                            && lease.is_some_and(|it| it.status == Status::Quarantined),
+                        quarantined: pool.quarantined.contains(&number),
                         drained: request.is_some_and(|it| it.hold == Hold::Drain),
                     }
                 })

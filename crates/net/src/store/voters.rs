@@ -256,12 +256,28 @@ impl Voters {
         }
         Err(StoreError::Contended)
     }
+
+    /// What this voter knows, once it has come as far as its site. A site is told of an epoch by
+    /// whoever had it chosen, who may be gone before any voter is: then it is found out here.
+    async fn known(&self, epoch: u64) -> Result<Record, StoreError> {
+        let mut known = self.me.known().await;
+        while known.epoch < epoch {
+            self.propose(known.epoch, None).await?;
+            let next = self.me.known().await;
+            if next.epoch == known.epoch {
+                return Err(StoreError::Contended);
+            }
+            known = next;
+        }
+        Ok(known)
+    }
 }
 
 impl Store for Voters {
     fn swap(&self, next: Record) -> Later<'_, Swap> {
         Box::pin(async move {
             let epoch = next.epoch.saturating_sub(1);
+            self.known(epoch).await?;
             match self.propose(epoch, Some(next.clone())).await? {
                 Next::Chosen(record) if record == next => Ok(Swap::Done),
                 // A record that was accepted before an answer was lost may be ours.
@@ -276,7 +292,7 @@ impl Store for Voters {
 
     fn beat(&self, epoch: u64, pulse: Pulse) -> Later<'_, Beat> {
         Box::pin(async move {
-            let known = self.me.known().await;
+            let known = self.known(epoch).await?;
             if known.epoch > epoch {
                 return Ok(Beat::Moved(known));
             }
@@ -336,6 +352,26 @@ fn merge(pulses: &mut Vec<Pulse>, list: Vec<Pulse>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn sites_go_on_in_an_epoch_that_no_voter_was_told_of() {
+        let voter = || Arc::new(Ballots::open(None).unwrap());
+        let (first, second) = (voter(), voter());
+        let ballot = Ballot { round: 7, site: 2, incarnation: 1 };
+        let one = Record { epoch: 1, body: b"one".to_vec() };
+        // The third site has it chosen, tells the first, and is gone.
+        for voter in [&first, &second] {
+            voter.decide(Question::Prepare { ballot, epoch: 0 }).await;
+            let reply = voter.decide(Question::Accept { ballot, record: one.clone() }).await;
+            assert_eq!(reply, Reply::Accepted);
+        }
+        let mut store = Voters::new(Arc::clone(&first), vec![], 0, 1, Duration::from_secs(1));
+        store.all = [first, second, voter()].map(Voter::Me).into_iter().collect();
+        let pulse = Pulse { site: "a".into(), incarnation: 1, count: 0, note: Vec::new() };
+        assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));
+        let two = Record { epoch: 2, body: b"two".to_vec() };
+        assert_eq!(store.swap(two).await, Ok(Swap::Done));
+    }
 
     #[tokio::test]
     async fn a_voter_that_was_killed_keeps_its_promises() {

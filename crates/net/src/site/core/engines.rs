@@ -139,14 +139,12 @@ impl Core {
             pool.waiting.insert((claim, key));
         }
         self.by_claim.insert((engine, claim), key);
+        let before = self.todo.len();
         self.step(engine, Move::Claim { claim, demand: demand.clone() });
         // Whoever has somebody in front waits for certain, and is told so at once. Grants stand in
-        // the list of things to do, so they have to be looked for.
-        let granted = self
-            .todo
-            .iter()
-            .any(|todo| matches!(todo, Todo::Granted(_, granted, _) if *granted == claim));
-        if granted {
+        // the list of things to do, so they have to be looked for: at its end, for it may be long.
+        let granted = |todo: &Todo| matches!(todo, Todo::Granted(_, it, _) if *it == claim);
+        if self.todo.range(before..).any(granted) {
             return;
         }
         let running = &self.engines[engine];

@@ -359,7 +359,7 @@ impl Core {
         self.forget_rota();
         for pool in &mut self.pools {
             pool.used.clear();
-            pool.quarantined = 0;
+            pool.quarantined.clear();
             pool.keeps.clear();
         }
         self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));

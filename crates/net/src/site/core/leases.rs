@@ -202,8 +202,7 @@ impl Core {
         request.cause = Some("not renewed in time; a person must release the lease".into());
         for (pool, policy) in kept {
             if *policy == OnExpiry::Quarantine {
-                let count = lease.units.get(pool).map_or(0, Vec::len);
-                self.pools[*pool].quarantined += u32::try_from(count).unwrap_or(u32::MAX);
+                self.pools[*pool].quarantined.extend(lease.units.get(pool).into_iter().flatten());
             }
         }
         let back: Vec<usize> = lease
@@ -240,6 +239,7 @@ impl Core {
         part.demand = part.demand.minus(&returned).unwrap_or_else(|| part.demand.clone());
         for number in &numbers {
             self.pools[pool].used.remove(number);
+            self.pools[pool].quarantined.remove(number);
         }
         if part.counted {
             self.engines[engine].names.free(id, &numbers, &mut self.effects);
@@ -259,12 +259,8 @@ impl Core {
             for number in numbers {
                 if pool.used.get(number) == Some(&key) {
                     pool.used.remove(number);
+                    pool.quarantined.remove(number);
                 }
-            }
-            let kept = lease.status == Status::Quarantined
-                && pool.config.on_expiry == OnExpiry::Quarantine;
-            if kept {
-                pool.quarantined -= u32::try_from(numbers.len()).unwrap_or(0);
             }
         }
     }

@@ -148,7 +148,7 @@ impl Core {
     pub(super) fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, hold: Hold) -> u64 {
         let key = self.next_key;
         self.next_key += 1;
-        let named = spec.id.is_some();
+        let named = spec.id.is_some() && hold != Hold::Embedded;
         let id: Arc<str> = match spec.id {
             Some(id) => id.into(),
             None => random::id::<8>('R', self.me).into(),
