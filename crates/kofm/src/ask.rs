@@ -87,15 +87,20 @@ impl Demand {
     /// Why a request ended without a lease.
     pub(crate) fn refused(&self, request: &api::Request) -> Exit {
         let cause = request.cause.as_deref().unwrap_or("not granted");
-        match (request.state, self.wait) {
-            (State::Failed, Some(Duration::ZERO)) => Exit::new(BUSY, cause),
-            (State::Failed, Some(wait)) if cause.contains("ran out") => {
+        if request.state != State::Failed {
+            let state = format!("{:?}", request.state).to_lowercase();
+            let text = format!("the request is {state} already ({cause}); choose another --id");
+            return Exit::new(BUSY, text);
+        }
+        match (request.code, self.wait) {
+            (Some(Code::Busy), _) => Exit::new(BUSY, cause),
+            (Some(Code::Timeout), Some(wait)) => {
                 Exit::new(TIMEOUT, format!("not granted within {}", duration::show(wait)))
             }
+            (Some(Code::Timeout), None) => Exit::new(TIMEOUT, cause),
             // It waited, and units that it asked for were taken out of use meanwhile.
-            (State::Failed, _) if cause.contains("quarantined") => Exit::new(INFEASIBLE, cause),
-            (State::Failed, _) => Exit::new(UNREACHABLE, cause),
-            (state, _) => Exit::new(BUSY, format!("the request is {state:?} already: {cause}")),
+            (Some(Code::Infeasible | Code::UnknownPool), _) => Exit::new(INFEASIBLE, cause),
+            (_, _) => Exit::new(UNREACHABLE, cause),
         }
     }
 }

@@ -131,7 +131,10 @@ impl Serve {
         }
         notify("READY=1");
         tokio::spawn(reload(self.config.clone(), file, site.clone()));
-        stop_signal().await?;
+        tokio::select! {
+            stopped = stop_signal() => stopped?,
+            () = site.ended() => return Err(system("the site has ended by itself".into())),
+        }
         notify("STOPPING=1");
         info!("draining; a second signal ends it at once");
         tokio::select! {

@@ -88,6 +88,9 @@ pub struct Request {
     /// Why it ended, or what stands in the way beside the blockers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+    /// Why it failed, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
     /// The site that it waits at.
     pub site: String,
     /// How long it has waited, or did.

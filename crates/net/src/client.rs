@@ -217,6 +217,7 @@ impl Client {
                 Address::Tcp(host) => {
                     let stream = TcpStream::connect(host).await?;
                     stream.set_nodelay(true)?;
+                    crate::http::keep_alive(&stream);
                     greet(TokioIo::new(stream)).await
                 }
                 Address::Unix(path) => greet(TokioIo::new(UnixStream::connect(path).await?)).await,
@@ -287,7 +288,9 @@ impl Client {
         let mut giving_up = GiveUp { client: self.clone(), id: Some(request.id.clone()) };
         let request = self.wait(request).await?;
         giving_up.id = None;
-        let Some(lease) = request.lease else {
+        // What expired may have its lease still, for a person to release.
+        let granted = request.state == api::State::Granted;
+        let Some(lease) = request.lease.filter(|_| granted) else {
             let text = request.cause.unwrap_or_else(|| "not granted".into());
             return Err(api::Error::new(api::Code::Busy, text).into());
         };
@@ -362,16 +365,14 @@ enum Work {
 fn renew_all(client: &Client, work: &std_mpsc::Receiver<Work>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
-    let mut leases: HashMap<String, (Duration, Moment)> = HashMap::new();
+    let mut leases: HashMap<String, Kept> = HashMap::new();
     loop {
         let now = Moment::now();
-        // A lease is renewed when a third of its time is gone.
-        let due = |ttl: Duration, until: Moment| until.since(now).saturating_sub(ttl * 2 / 3);
-        let next = leases.values().map(|&(ttl, until)| due(ttl, until)).min();
+        let next = leases.values().map(|kept| kept.due(now)).min();
         let next = next.map_or(Duration::from_hours(1), |next| next.max(Duration::from_millis(5)));
         match work.recv_timeout(next) {
             Ok(Work::Keep { lease, ttl, until }) => {
-                leases.insert(lease, (Duration::from_millis(ttl), until));
+                leases.insert(lease, Kept { ttl: Duration::from_millis(ttl), until, again: now });
             }
             Ok(Work::Release(lease)) => {
                 leases.remove(&lease);
@@ -384,21 +385,45 @@ fn renew_all(client: &Client, work: &std_mpsc::Receiver<Work>) {
             Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
         }
         let now = Moment::now();
-        leases.retain(|lease, (ttl, until)| {
-            if until.since(now).saturating_sub(*ttl * 2 / 3) > Duration::ZERO {
+        leases.retain(|lease, kept| {
+            if kept.due(now) > Duration::ZERO {
                 return true;
             }
             let sent = Moment::now();
-            match runtime.block_on(client.renew(lease)) {
-                Ok(renewed) => *until = sent.after(Duration::from_millis(renewed.expires_in_ms)),
-                Err(ClientError::Refused(error)) if error.error == api::Code::Gone => {
-                    tracing::warn!(lease, "lease lost");
-                    return false;
+            let lost = match runtime.block_on(client.renew(lease)) {
+                Ok(renewed) => {
+                    kept.until = sent.after(Duration::from_millis(renewed.expires_in_ms));
+                    false
                 }
-                Err(error) => tracing::warn!(lease, %error, "not renewed"),
+                Err(ClientError::Refused(error)) if error.error == api::Code::Gone => true,
+                Err(error) => {
+                    tracing::warn!(lease, %error, "not renewed");
+                    let now = Moment::now();
+                    kept.again = now.after((kept.ttl / 20).max(Duration::from_millis(5)));
+                    now >= kept.until
+                }
+            };
+            if lost {
+                tracing::warn!(lease, "lease lost");
             }
-            true
+            !lost
         });
+    }
+}
+
+/// A lease that is renewed.
+struct Kept {
+    ttl: Duration,
+    until: Moment,
+    /// Not before this: the last attempt has failed.
+    again: Moment,
+}
+
+impl Kept {
+    /// How long to wait before the next renewal: until a third of its time is gone.
+    fn due(&self, now: Moment) -> Duration {
+        let due = self.until.since(now).saturating_sub(self.ttl * 2 / 3);
+        due.max(self.again.since(now))
     }
 }
 

@@ -24,6 +24,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
@@ -32,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
@@ -150,8 +152,8 @@ pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<(
     }
 }
 
-/// A client that waits says nothing: without probes, one whose machine died would wait for ever.
-fn keep_alive(stream: &TcpStream) {
+/// Who waits says nothing: without probes, the peer of one whose machine died would wait for ever.
+pub(crate) fn keep_alive(stream: &TcpStream) {
     let probes = sockopt::set_socket_keepalive(stream, true)
         .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
@@ -174,7 +176,12 @@ where
         // Closed at once: the client's retry is cheaper than our memory.
         return warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
     };
-    let service = TowerToHyperService::new(router.clone());
+    // Who goes on without HTTP keeps its slot.
+    let (slot, service) = (Arc::new(slot), TowerToHyperService::new(router.clone()));
+    let service = service_fn(move |mut request: HttpRequest<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&slot));
+        service.call(request)
+    });
     tokio::spawn(async move {
         let served = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -186,7 +193,6 @@ where
         if let Err(error) = served {
             debug!(%error, "client");
         }
-        drop(slot);
     });
 }
 
@@ -404,18 +410,28 @@ async fn pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     ok(&pool)
 }
 
+/// Brings a change of several steps to its end, also if its client does not wait for it.
+async fn to_the_end(
+    change: impl Future<Output = Result<(), Error>> + Send + 'static,
+) -> Result<(), Error> {
+    let ended = tokio::spawn(change).await;
+    ended.unwrap_or_else(|_| Err(Error::new(Code::Draining, "the site has stopped")))
+}
+
 async fn put_pool(
     Shared(app): Shared<App>,
     Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
     let spec: PutPool = body(request).await?;
-    app.site.put_pool(&name, spec).await?;
+    let (site, pool) = (app.site.clone(), name.clone());
+    to_the_end(async move { site.put_pool(&pool, spec).await }).await?;
     ok(&app.site.pool(&name).await?)
 }
 
 async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
-    app.site.remove_pool(&name).await?;
+    let (site, pool) = (app.site.clone(), name.clone());
+    to_the_end(async move { site.remove_pool(&pool).await }).await?;
     ok(&json!({"name": name, "state": "removed"}))
 }
 
@@ -451,12 +467,14 @@ async fn put_semaphore(
     request: HttpRequest<Body>,
 ) -> Answer {
     let spec: PutSemaphore = body(request).await?;
-    app.site.put_semaphore(&name, spec).await?;
+    let (site, known) = (app.site.clone(), name.clone());
+    to_the_end(async move { site.put_semaphore(&known, spec).await }).await?;
     semaphore(Shared(app), Named(name)).await
 }
 
 async fn remove_semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
-    app.site.remove_semaphore(&name).await?;
+    let (site, known) = (app.site.clone(), name.clone());
+    to_the_end(async move { site.remove_semaphore(&known).await }).await?;
     ok(&json!({"name": name, "state": "removed"}))
 }
 
@@ -571,8 +589,10 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
         let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
     }
+    let slot = request.extensions().get::<Arc<OwnedSemaphorePermit>>().cloned();
     let upgraded = hyper::upgrade::on(request);
     tokio::spawn(async move {
+        let _slot = slot;
         match timeout(HEADERS_IN, upgraded).await {
             Ok(Ok(stream)) => crate::fast::serve(app.site, TokioIo::new(stream)).await,
             Ok(Err(error)) => debug!(%error, "no upgrade"),

@@ -36,6 +36,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use kofm_core::SiteId;
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::time::timeout;
 
@@ -127,6 +128,9 @@ impl Site {
 
     /// Takes on a request, as `POST /v1/requests` does.
     pub async fn submit(&self, spec: Submit) -> Result<api::Request, api::Error> {
+        if let Some(seat) = spec.want.keys().find(|pool| gangs::is_seat(pool)) {
+            return Err(pools::unknown(seat));
+        }
         self.submit_as(spec, false).await
     }
 
@@ -371,7 +375,8 @@ impl Site {
         self.command(Command::Drain);
         let ended = async {
             while let Ok(Answer::Leases(leases)) = self.call(Call::Leases).await {
-                if leases.is_empty() || events.recv().await.is_err() {
+                // Whoever misses some events of many looks all the same.
+                if leases.is_empty() || events.recv().await == Err(RecvError::Closed) {
                     break;
                 }
             }
@@ -390,6 +395,11 @@ impl Site {
         // One turn for the goodbyes.
         tokio::time::sleep(Duration::from_millis(50)).await;
         self.0.desk.close();
+    }
+
+    /// Waits until the site has stopped, by whatever: also if it has run into a mistake of its own.
+    pub async fn ended(&self) {
+        self.0.desk.closed().await;
     }
 
     /// Takes a site out of the cluster for good, with the next epoch.

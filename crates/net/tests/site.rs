@@ -443,6 +443,52 @@ async fn a_pool_that_is_made_smaller_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_is_for_one_demand() {
+    let table = pools(&[("gpu", pool(1, Kind::Roaming)), ("licence", pool(1, Kind::Roaming))]);
+    let sites = Site::start_together(2, table).await.unwrap();
+    let named = |id: &str, pool: &str| Submit { id: Some(id.into()), ..want(&[(pool, 1)]) };
+    let first = sites[0].submit(named("x", "gpu")).await.unwrap();
+    let again = sites[1].submit(named("x", "gpu")).await.unwrap();
+    assert_eq!((again.state, again.lease.unwrap().id), (State::Granted, first.lease.unwrap().id));
+    for site in &sites {
+        let other = site.submit(named("x", "licence")).await.unwrap_err();
+        assert_eq!(other.error, Code::Malformed, "{other}");
+    }
+    // Who does not want to wait is told at once, and the one who does waits on.
+    let queued = sites[0].submit(named("y", "gpu")).await.unwrap();
+    assert_eq!(queued.state, State::Queued);
+    let once = Submit { wait: Some(Duration::ZERO), ..named("y", "gpu") };
+    assert_eq!(sites[1].submit(once).await.unwrap_err().error, Code::Busy);
+    assert_eq!(sites[0].queue().await.unwrap().0.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_for_more_than_there_will_be_is_told() {
+    let sites = Site::start_together(2, pools(&[("gpu", pool(4, Kind::Roaming))])).await.unwrap();
+    let held = timeout(LONG, sites[0].acquire([("gpu", 3)])).await.unwrap().unwrap();
+    let big = sites[1].submit(want(&[("gpu", 4)])).await.unwrap();
+    let small = sites[1].submit(want(&[("gpu", 2)])).await.unwrap();
+    let spec = serde_json::from_value(serde_json::json!({"units": 2})).unwrap();
+    sites[0].put_pool("gpu", spec).await.unwrap();
+    let big = sites[0].watch(&big.id, LONG).await.unwrap();
+    assert_eq!((big.state, big.code), (State::Failed, Some(Code::Infeasible)), "{big:?}");
+    // The claim that takes units out of the pool is not somebody who waits.
+    assert_eq!(sites[0].pool("gpu").await.unwrap().waiting, 1);
+    drop(held);
+    let small = sites[0].watch(&small.id, LONG).await.unwrap();
+    assert_eq!(small.state, State::Granted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gangs_seats_are_nobody_elses() {
+    let sites = Site::start_together(2, pools(&[("gpu", pool(2, Kind::Roaming))])).await.unwrap();
+    for site in &sites {
+        assert_eq!(site.submit(want(&[("@s0", 1)])).await.unwrap_err().error, Code::UnknownPool);
+        assert_eq!(site.remove_pool("@s0").await.unwrap_err().error, Code::UnknownPool);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_stops_waiting_at_once_holds_nothing() {
     let sites =
         Site::start_together(2, pools(&[("gpu", pool(1, Kind::Permission))])).await.unwrap();

@@ -228,7 +228,7 @@ impl FastClient {
         let mut wish = Wish { line, call: None, id: None };
         loop {
             match wish.ask(call).await? {
-                FastAnswer::Request { lease: Some(lease), .. } => {
+                FastAnswer::Request { state: State::Granted, lease: Some(lease), .. } => {
                     wish.id = None;
                     return Ok(FastGuard { client: self.clone(), lease, released: false });
                 }

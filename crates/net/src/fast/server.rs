@@ -52,16 +52,17 @@ impl Outbox {
     }
 
     /// The call of that number waits, for a request with this key. Now and then it asks which of
-    /// them still do.
-    pub(crate) fn wait(&self, number: u64, key: u64, waits: impl Fn(u64) -> bool) {
+    /// them still do. False where the client is gone.
+    pub(crate) fn wait(&self, number: u64, key: u64, waits: impl Fn(u64) -> bool) -> bool {
         let mut answers = self.lock();
         if answers.frames.closed {
-            return;
+            return false;
         }
         if answers.queued.len() >= 2 * MAX_OPEN {
             answers.queued.retain(|_, key| waits(*key));
         }
         answers.queued.insert(number, key);
+        true
     }
 
     /// What the call of that number waits for, if it does.

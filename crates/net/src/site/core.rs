@@ -86,6 +86,8 @@ pub(crate) struct Core {
     /// The configuration of the epoch that is installed.
     plan: Plan,
     journal: Option<Journal>,
+    /// Grants had to be on the disk, and it has failed: there are none in this life.
+    unkept: bool,
     /// What the last life left behind, until an epoch confirms it.
     legacy: Option<Legacy>,
     /// The site has said goodbye: no protocol takes a step any more.
@@ -230,6 +232,11 @@ impl Pool {
         out > 0 && units > self.limit.saturating_sub(out)
     }
 
+    /// Whether so many units are never granted.
+    fn refuses(&self, units: u32) -> bool {
+        units > self.limit || self.lacks(units)
+    }
+
     /// Why so many units are never granted.
     fn refusal(&self, units: u32) -> String {
         let Self { name, limit, .. } = self;
@@ -267,6 +274,7 @@ pub(crate) struct Request {
     once: bool,
     pub(super) state: State,
     pub(super) cause: Option<Cow<'static, str>>,
+    pub(super) code: Option<api::Code>,
     pub(super) submitted: Moment,
     pub(super) waited: Duration,
     parts: Vec<Part>,
@@ -409,6 +417,7 @@ impl Core {
             change,
             plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },
             journal,
+            unkept: false,
             legacy,
             stopped: false,
             engines: Vec::new(),

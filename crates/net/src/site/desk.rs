@@ -30,6 +30,8 @@ pub(super) struct Desk {
     seat: Mutex<Seat>,
     /// Calls the site task.
     bell: Notify,
+    /// Tells whoever waits for the end of the site.
+    over: Notify,
     /// The core starts tasks now and then: they are the site's, whoever sits here.
     runtime: Handle,
 }
@@ -48,6 +50,17 @@ struct Seat {
     alarm: Option<Moment>,
 }
 
+/// A core that panics in the hands of whoever sits there: the site task has to see it.
+struct Fall<'a>(&'a Notify);
+
+impl Drop for Fall<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.notify_one();
+        }
+    }
+}
+
 impl fmt::Debug for Desk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Desk").finish_non_exhaustive()
@@ -60,6 +73,7 @@ impl Desk {
             tray: Mutex::default(),
             seat: Mutex::new(Seat { core: Some(core), alarm: None }),
             bell: Notify::new(),
+            over: Notify::new(),
             runtime: Handle::current(),
         }
     }
@@ -89,6 +103,7 @@ impl Desk {
     fn work(&self, mut seat: MutexGuard<'_, Seat>) {
         let Some(core) = &mut seat.core else { return };
         let context = self.runtime.enter();
+        let _fall = Fall(&self.bell);
         for _ in 0..MAX_BATCH {
             let Some(command) = self.tray().commands.pop_front() else { break };
             core.on_input(Input::Command(command));
@@ -114,6 +129,18 @@ impl Desk {
         drop(tray);
         drop(commands);
         self.bell.notify_one();
+        self.over.notify_waiters();
+    }
+
+    /// Waits until the desk is closed, by whatever.
+    pub(super) async fn closed(&self) {
+        loop {
+            let over = self.over.notified();
+            if self.tray().closed {
+                return;
+            }
+            over.await;
+        }
     }
 
     /// The core has panicked. Whoever waits for something is told by its end.

@@ -84,7 +84,7 @@ impl Site {
             owner: spec.owner,
             reason: Some(format!("gang {name}")),
         };
-        let request = self.submit(submit).await?;
+        let request = self.submit_as(submit, false).await?;
         Ok(self.started(name, &gang.members, request))
     }
 

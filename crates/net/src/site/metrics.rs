@@ -91,7 +91,7 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
     }
     out.head("kofm_requests_waiting", "gauge", "Requests that wait at this site.");
     for pool in pools() {
-        out.put("kofm_requests_waiting", &[("pool", &pool.name)], pool.waiting.len());
+        out.put("kofm_requests_waiting", &[("pool", &pool.name)], core.waiting_for(pool));
     }
     out.head("kofm_oldest_wait_seconds", "gauge", "How long the oldest request has waited.");
     let now = crate::boottime::Moment::now();

@@ -54,10 +54,7 @@ impl Site {
     /// One pool, counted over all sites.
     pub async fn pool(&self, name: &str) -> Result<api::Pool, api::Error> {
         let (list, _) = self.pools().await?;
-        list.into_iter().find(|pool| pool.name == name).ok_or_else(|| {
-            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-            api::Error::new(Code::UnknownPool, text)
-        })
+        list.into_iter().find(|pool| pool.name == name).ok_or_else(|| unknown(name))
     }
 
     /// Counts a pool while it is used: the units that are nowhere, or at two sites, each time that
@@ -254,10 +251,7 @@ impl Site {
         let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
         if moves {
             let view = self.view();
-            let Some(old) = view.plan.pools.get(name) else {
-                let text = format!("there is no pool `{name}`");
-                return Err(api::Error::new(Code::UnknownPool, text));
-            };
+            let old = view.plan.pools.get(name).ok_or_else(|| unknown(name))?;
             let closed = PlannedPool { closed: true, ..old.clone() };
             self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
             let call = Call::IsIdle(name.to_owned());
@@ -305,6 +299,9 @@ impl Site {
 
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
+        if gangs::is_seat(name) {
+            return Err(unknown(name));
+        }
         if self.0.view.is_some() {
             return self.plan(name, None, true).await;
         }
@@ -437,7 +434,12 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
     if known {
         return Ok(());
     }
-    Err(api::Error::new(Code::UnknownPool, format!("there is no pool `{name}`")))
+    Err(unknown(name))
+}
+
+pub(super) fn unknown(name: &str) -> api::Error {
+    let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
+    api::Error::new(Code::UnknownPool, text)
 }
 
 /// The units that were not seen exactly once, apart from those that are kept back. Those that are

@@ -124,7 +124,8 @@ impl Site {
         let answers: Option<Arc<dyn Answers>> =
             (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
-        let (news, news_receiver) = mpsc::channel(64);
+        // Few: a site whose core hangs must not go on saying that it is well.
+        let (news, news_receiver) = mpsc::channel(2);
         let view = watch::Sender::new(View::default());
         let mut change = None;
         if changes {

@@ -9,7 +9,8 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use kofm_core::PoolId;
 use kofm_core::epoch::Tally;
@@ -21,7 +22,10 @@ pub(crate) type Key = (String, PoolId);
 pub(crate) type After = Box<dyn FnOnce() + Send>;
 
 /// The way to the disk.
-pub(crate) struct Tallies(mpsc::Sender<(Key, Tally, After)>);
+pub(crate) struct Tallies {
+    thread: mpsc::Sender<(Key, Tally, After)>,
+    failed: Arc<AtomicBool>,
+}
 
 impl fmt::Debug for Tallies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,14 +60,24 @@ impl Tallies {
         File::open(dir)?.sync_all()?;
         let (sender, receiver) = mpsc::channel();
         let thread = std::thread::Builder::new().name("kofm-tallies".into());
-        thread.spawn(move || write_all(&mut file, &receiver))?;
-        Ok((Self(sender), known))
+        let failed = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&failed);
+        thread.spawn(move || {
+            write_all(&mut file, &receiver);
+            ended.store(true, Ordering::Relaxed);
+        })?;
+        Ok((Self { thread: sender, failed }, known))
     }
 
     /// Writes the new total of a semaphore, then goes on.
     pub(crate) fn write(&self, key: Key, tally: Tally, after: After) {
         // The thread ends only when the disk fails; then nobody is told that it worked.
-        self.0.send((key, tally, after)).ok();
+        self.thread.send((key, tally, after)).ok();
+    }
+
+    /// Whether the disk has failed: nothing more may be taken or added.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 }
 

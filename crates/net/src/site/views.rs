@@ -10,7 +10,7 @@ use kofm_core::Stamp;
 use crate::api::{self, Answer, Hold, State, UsedUnit};
 use crate::boottime::Moment;
 use crate::fast::{FastAnswer, FastLease};
-use crate::site::core::{Core, Lease, MAX_LISTED, Request, Status, millis};
+use crate::site::core::{Core, Lease, MAX_LISTED, Pool, Request, Status, millis};
 
 /// Of each kind, that are named for one pool in a list of all that wait.
 const MAX_BLOCKERS: usize = 4;
@@ -90,6 +90,7 @@ impl Core {
             blocked_by,
             lease: self.lease_view(request),
             cause: self.cause_view(request).map(Cow::into_owned),
+            code: request.code,
             site: self.site.to_string(),
             waited_ms: millis(waited),
             claim,
@@ -171,6 +172,7 @@ impl Core {
                     blocked_by: Vec::new(),
                     lease: None,
                     cause: None,
+                    code: None,
                     site: self.site.to_string(),
                     waited_ms: millis(now.since(request.submitted)),
                     claim: Some(claim),
@@ -179,13 +181,25 @@ impl Core {
             .collect()
     }
 
+    /// The clients' requests that wait for a pool: one that takes units out of it is none.
+    pub(super) fn waiting_for(&self, pool: &Pool) -> usize {
+        if pool.limit == pool.config.units {
+            return pool.waiting.len();
+        }
+        let request = |it: &&(Stamp, u64)| self.requests.get(&it.1);
+        pool.waiting
+            .iter()
+            .filter(|it| request(it).is_some_and(|it| it.hold != Hold::Drain))
+            .count()
+    }
+
     /// What this site has of each pool; pools that it has nothing of are left out.
     pub(super) fn usage(&self) -> Vec<api::Usage> {
         let pools = self.pools.iter().filter(|pool| !pool.gone);
         let used = pools.filter(|pool| !pool.used.is_empty() || !pool.waiting.is_empty());
         used.map(|pool| api::Usage {
             pool: pool.name.to_string(),
-            waiting: pool.waiting.len() as u64,
+            waiting: self.waiting_for(pool) as u64,
             units: pool
                 .used
                 .iter()

@@ -6,7 +6,7 @@ use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit, U
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Running, Timer, Todo};
-use crate::api::{self, State};
+use crate::api::{self, Code, State};
 use crate::boottime::Moment;
 use crate::config::PoolConfig;
 use crate::engine::{self, Move, Outcome};
@@ -77,9 +77,10 @@ impl Core {
     pub(super) fn scramble(&mut self, name: &str) -> Result<(), api::Error> {
         let pool = self.pool_by_name.get(name).copied();
         let number = pool.map(|pool| self.pools[pool].engine);
-        let Some(number) = number.filter(|&it| engine::heals(self.engines[it].kind)) else {
+        let heals = |it: &usize| self.engines.get(*it).is_some_and(|it| engine::heals(it.kind));
+        let Some(number) = number.filter(heals) else {
             let text = format!("there is no pool `{name}` whose protocol heals from that");
-            return Err(api::Error::new(api::Code::UnknownPool, text));
+            return Err(api::Error::new(Code::UnknownPool, text));
         };
         warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
         self.engines[number].engine.scramble(&mut random::number);
@@ -154,7 +155,7 @@ impl Core {
         let sure = crowded || (knows && in_front());
         let once = self.requests.get(&key).is_some_and(|request| request.once);
         if sure && once {
-            return self.end(key, State::Failed, "busy");
+            return self.refuse(key, Code::Busy, "busy");
         }
         if self.engines[engine].counts {
             for (pool, units) in demand.parts() {
@@ -354,7 +355,7 @@ impl Core {
                 self.stop_hoping(engine, claim, &demand);
             }
             self.by_claim.remove(&(engine, claim));
-            self.end(key, State::Failed, reason.to_string());
+            self.refuse(key, Code::Infeasible, reason.to_string());
         }
     }
 
@@ -366,8 +367,12 @@ impl Core {
                 part.claim = None;
             }
             let held = self.requests.get(&key).is_some_and(|it| it.state == State::Granted);
-            let state = if held { State::Expired } else { State::Failed };
-            self.end(key, state, "taken back: this site cannot reach most of the others");
+            let cause = "taken back: this site cannot reach most of the others";
+            if held {
+                self.end(key, State::Expired, cause);
+            } else {
+                self.refuse(key, Code::Unreachable, cause);
+            }
         }
     }
 

@@ -79,7 +79,7 @@ impl Core {
             if now.since(since) >= AWAY {
                 let text = format!("member {name} of the gang is lost: its site does not answer");
                 if queued {
-                    return self.end(key, State::Failed, text);
+                    return self.refuse(key, Code::Unreachable, text);
                 }
                 // Whoever works is told at its next renewal, and stops before the lease ends.
                 if let Some(request) = self.requests.get_mut(&key) {

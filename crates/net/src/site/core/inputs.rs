@@ -162,6 +162,7 @@ impl Core {
             Command::LimitPool { name, limit } => {
                 if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
                     self.pools[pool].limit = limit;
+                    self.refuse_waiting(pool);
                     let happening = self.happening("pool", None);
                     let cause = Some(format!("{name} has {limit} units").into());
                     self.record(api::Happening { cause, ..happening });
@@ -222,7 +223,8 @@ impl Core {
             }
             Call::Knows { id, asker } => {
                 let mine = self.reserved.contains_key(&id) && self.me < asker;
-                Ok(Answer::Known(mine || self.by_id.contains_key(id.as_str())))
+                let known = self.by_id.contains_key(id.as_str()) || self.is_legacy_request(&id);
+                Ok(Answer::Known(mine || known))
             }
             Call::Cancel(id) => self.cancel(&id),
             Call::Abandon(number) => {

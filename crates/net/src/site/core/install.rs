@@ -11,7 +11,7 @@ use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Running, Timer, Todo};
-use crate::api::{self, State};
+use crate::api::{self, Code, Hold, State};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::names::Names;
@@ -262,19 +262,26 @@ impl Core {
             }
             let pools = || request.want.iter().map(|want| (&self.pools[want.0], want.1));
             let gone = pools().any(|it| it.0.gone);
-            // Nobody waits for units that are quarantined.
+            // Nobody waits for units that are quarantined, or will be gone.
             let waits = request.state == State::Queued;
-            let short = pools().find(|(pool, units)| waits && pool.lacks(*units));
-            let cause: Cow<'static, str> =
-                short.map_or_else(|| GONE.into(), |it| it.0.refusal(it.1).into());
+            let asks = waits && request.hold != Hold::Drain;
+            let short = pools().find(|(pool, units)| asks && pool.refuses(*units));
+            let (code, cause): (Code, Cow<'static, str>) = match short {
+                Some((pool, units)) => (Code::Infeasible, pool.refusal(units).into()),
+                None if gone => (Code::UnknownPool, GONE.into()),
+                None => (Code::Unreachable, GONE.into()),
+            };
             let open = waits || !request.parts.is_empty();
             if (lost || gone || short.is_some()) && open {
-                ended.push((key, request.state, cause));
+                ended.push((key, waits, code, cause));
             }
         }
-        for (key, state, cause) in ended {
-            let end = if state == State::Queued { State::Failed } else { State::Expired };
-            self.end(key, end, cause);
+        for (key, waits, code, cause) in ended {
+            if waits {
+                self.refuse(key, code, cause);
+            } else {
+                self.end(key, State::Expired, cause);
+            }
         }
         for pool in &mut self.pools {
             let requests = &self.requests;

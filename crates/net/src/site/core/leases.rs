@@ -73,7 +73,8 @@ impl Core {
         self.by_lease.insert(id, key);
         self.start_lease(key, now);
         if !self.note_held(key) {
-            return self.end(key, State::Failed, "the site's disk does not take the grant");
+            let cause = "the site's disk does not take the grant";
+            return self.refuse(key, Code::Unreachable, cause);
         }
         let happening = self.happening("granted", Some(key));
         self.record(happening);
@@ -120,7 +121,7 @@ impl Core {
         if lease.status != Status::Live || now >= lease.expires {
             return Err(gone());
         }
-        if lapsed {
+        if lapsed || self.stopped {
             // It has just come back, and a moment later it knows whether the lease is good.
             let text = "the site has no right to grant yet: try again";
             return Err(api::Error::new(Code::Unreachable, text));

@@ -59,7 +59,7 @@ impl Core {
     /// disk does not take it.
     pub(super) fn note_held(&mut self, key: u64) -> bool {
         if self.journal.is_none() {
-            return true;
+            return !self.unkept;
         }
         let Some(saved) = self.saved(key) else { return true };
         let Some(journal) = &mut self.journal else { return true };
@@ -96,6 +96,7 @@ impl Core {
     fn give_up_journal(&mut self, error: &std::io::Error) {
         error!(%error, "cannot write leases down; they end with this life of the site");
         if let Some(journal) = self.journal.take() {
+            self.unkept = journal.synced();
             journal.remove();
         }
     }
@@ -108,6 +109,12 @@ impl Core {
     /// Whether a lease of the last life may go on: it waits for the next epoch.
     pub(super) fn is_legacy(&self, lease: &str) -> bool {
         self.legacy.as_ref().is_some_and(|legacy| legacy.leases.contains_key(lease))
+    }
+
+    /// Whether such a lease came from the request with this id.
+    pub(super) fn is_legacy_request(&self, id: &str) -> bool {
+        let mut leases = self.legacy.iter().flat_map(|legacy| legacy.leases.values());
+        leases.any(|saved| saved.request == id)
     }
 
     /// The holder of a lease of the last life, or of the request that it came from, does not need
@@ -223,6 +230,7 @@ impl Core {
                 once: false,
                 state: State::Granted,
                 cause: None,
+                code: None,
                 doom: None,
                 submitted: now,
                 waited: std::time::Duration::ZERO,

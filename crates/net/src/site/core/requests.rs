@@ -44,10 +44,17 @@ impl Core {
             if let Some(&key) = self.by_id.get(id.as_str()) {
                 let over = self.requests.get(&key).is_none_or(|request| request.state.is_over());
                 if !(fresh && over) {
+                    if let Err(error) = self.check_again(key, &spec) {
+                        return self.respond(reply, Err(error));
+                    }
                     self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
                     return self.note_asker(key);
                 }
                 self.forget(key);
+            } else if self.is_legacy_request(id) {
+                let text = "the site has come back, and is about to go on with this request's \
+                            lease: try again";
+                return self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
             }
         }
         match self.check(&spec, hold) {
@@ -74,16 +81,29 @@ impl Core {
         }
     }
 
+    /// Whether somebody may ask again by the id of this request.
+    fn check_again(&self, key: u64, spec: &Submit) -> Result<(), api::Error> {
+        let Some(request) = self.requests.get(&key) else { return Ok(()) };
+        if *request.asked != spec.want {
+            let text = "there is a request with this id that asks for other units; choose another";
+            return Err(api::Error::new(Code::Malformed, text));
+        }
+        if spec.wait == Some(Duration::ZERO) && request.state == State::Queued && !request.once {
+            let text = "the request with this id waits; leave out `wait` to wait with it";
+            return Err(api::Error::new(Code::Busy, text));
+        }
+        Ok(())
+    }
+
     /// A fast client whose request waits may give it up before it is told its id, or be gone.
     fn note_asker(&mut self, key: u64) {
         let Some(request) = self.requests.get(&key) else { return };
         let last = request.watchers.last().map(|watcher| &watcher.reply);
         let Some(Responder::Fast(number, outbox)) = last else { return };
-        if outbox.is_closed() && !request.named {
-            return self.end(key, State::Cancelled, "its client is gone");
-        }
         let waits = |key| self.requests.get(&key).is_some_and(|it| it.state == State::Queued);
-        outbox.wait(*number, key, waits);
+        if !outbox.wait(*number, key, waits) && !request.named {
+            self.end(key, State::Cancelled, "its client is gone");
+        }
     }
 
     /// A fast client does not wait any more for what it asked for. If it is gone, others may ask
@@ -178,6 +198,7 @@ impl Core {
             once,
             state: State::Queued,
             cause: None,
+            code: None,
             submitted: Moment::now(),
             waited: Duration::ZERO,
             part: 0,
@@ -276,9 +297,31 @@ impl Core {
     pub(super) fn run_out(&mut self, key: u64) {
         let Some(request) = self.requests.get_mut(&key) else { return };
         request.deadline = None;
-        let cause = if request.once { "busy" } else { "its wait ran out" };
+        let (code, cause) =
+            if request.once { (Code::Busy, "busy") } else { (Code::Timeout, "its wait ran out") };
         if request.state == State::Queued {
-            self.end(key, State::Failed, cause);
+            self.refuse(key, code, cause);
+        }
+    }
+
+    /// Ends a request that waits, or that cannot have what it was granted.
+    pub(super) fn refuse(&mut self, key: u64, code: Code, cause: impl Into<Cow<'static, str>>) {
+        if let Some(request) = self.requests.get_mut(&key) {
+            request.code = Some(code);
+        }
+        self.end(key, State::Failed, cause);
+    }
+
+    /// Ends what waits for more units of a pool than there will be.
+    pub(super) fn refuse_waiting(&mut self, place: usize) {
+        let pool = &self.pools[place];
+        let short = pool.waiting.iter().filter_map(|&(_, key)| {
+            let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
+            let units = request.want.iter().find(|it| it.0 == place)?.1;
+            pool.refuses(units).then(|| (key, pool.refusal(units)))
+        });
+        for (key, cause) in short.collect::<Vec<_>>() {
+            self.refuse(key, Code::Infeasible, cause);
         }
     }
 
@@ -371,7 +414,7 @@ impl Core {
             .collect();
         info!(queued = queued.len(), "draining");
         for key in queued {
-            self.end(key, State::Failed, "the site stops");
+            self.refuse(key, Code::Draining, "the site stops");
             self.settle();
         }
         self.end_all_takers();

@@ -19,6 +19,7 @@ use crate::engine::{self, Move};
 use crate::fast::FastAnswer;
 use crate::names::Names;
 use crate::plan::{Plan, kinds};
+use crate::site::tallies::Tallies;
 
 /// Engines that a site has over its life: they have numbers of 16 bits between sites.
 const MAX_ENGINES: usize = 60_000;
@@ -248,6 +249,10 @@ impl Core {
         if self.engines.get(self.semaphores[semaphore].engine).is_some_and(|it| !it.open) {
             let text = format!("semaphore `{name}` is being made; try again");
             return Err(api::Error::new(Code::InUse, text));
+        }
+        if self.tallies.as_ref().is_some_and(Tallies::has_failed) {
+            let text = "this site's disk does not take what is done with semaphores; ask another";
+            return Err(api::Error::new(Code::Unreachable, text));
         }
         Ok(semaphore)
     }
