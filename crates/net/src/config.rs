@@ -23,6 +23,11 @@ pub const MAX_POOLS: usize = 20_000;
 pub const MAX_SEMAPHORES: usize = 20_000;
 /// Units in a pool.
 pub const MAX_UNITS: u32 = 1_000_000;
+/// Units in all pools of a cluster of several sites: about five bytes each in the record of an
+/// epoch, which has to fit into one frame.
+const MAX_ALL_UNITS: u64 = 2_000_000;
+/// The same with etcd, which takes 1.5 MB.
+const MAX_ALL_UNITS_ETCD: u64 = 200_000;
 
 /// One site of a cluster. Everything but `site` and the addresses it listens on is the same at all
 /// sites: they compare it when they meet, and refuse each other where it differs.
@@ -69,6 +74,19 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether pools of so many units together are too many, and what is wrong then.
+    pub(crate) fn check_sum(&self, units: u64) -> Result<(), String> {
+        let most = match self.etcd.is_empty() {
+            true if self.members.len() == 1 => return Ok(()),
+            true => MAX_ALL_UNITS,
+            false => MAX_ALL_UNITS_ETCD,
+        };
+        if units <= most {
+            return Ok(());
+        }
+        Err(format!("all pools together have {units} units; {most} are the most in this cluster"))
+    }
+
     /// The settings in which this differs from another, apart from those that change while sites
     /// run.
     pub fn differs_in(&self, other: &Self) -> Vec<&'static str> {
@@ -373,6 +391,25 @@ mod tests {
         let mistakes = Config::parse(&text("h:1", "h:1")).unwrap_err();
         let lines: Vec<usize> = mistakes.0.iter().map(|mistake| mistake.line).collect();
         assert_eq!(lines, [2, 6], "{mistakes}");
+    }
+
+    #[test]
+    fn a_cluster_has_no_more_units_than_fit_into_a_record() {
+        let text = |pools: usize, rest: &str| {
+            let pools: Vec<String> = (0..pools).map(|it| format!("p{it} = 1000000\n")).collect();
+            format!(
+                "site = \"a\"\nhttp = \"h:3\"\nstate_dir = \"/tmp\"\n{rest}\n[pools]\n{}",
+                pools.concat()
+            )
+        };
+        let two = "[members]\na = \"h:1\"\nb = \"h:2\"";
+        let etcd = "etcd = [\"http://h:2379\"]\n[members]\na = \"h:1\"";
+        for (pools, rest, good) in
+            [(9, "", true), (2, two, true), (3, two, false), (1, etcd, false)]
+        {
+            let parsed = Config::parse(&text(pools, rest));
+            assert_eq!(parsed.is_ok(), good, "{pools} {rest}: {parsed:?}");
+        }
     }
 
     #[test]

@@ -393,6 +393,10 @@ impl Reader<'_> {
                 config.pools.insert(name.get_ref().to_string(), pool);
             }
         }
+        let units = config.pools.values().map(|pool| u64::from(pool.units)).sum();
+        if let Err(text) = config.check_sum(units) {
+            self.wrong(span_of(table, "pools"), text);
+        }
     }
 
     fn pool(&mut self, name: &str, value: &Value<'_>, protocol: Kind) -> Option<PoolConfig> {

@@ -162,6 +162,10 @@ impl Site {
                 let text = format!("there are {MAX_POOLS} pools");
                 return Err(api::Error::new(Code::TooMany, text));
             }
+            let others = pools.iter().filter(|it| it.name != name);
+            let others: u64 = others.map(|it| u64::from(it.config.units)).sum();
+            let sum = self.0.config.check_sum(others + u64::from(units));
+            sum.map_err(|text| api::Error::new(Code::TooMany, text))?;
             return self.plan(name, Some(pool), moves).await;
         }
         let sites = self.together()?;
