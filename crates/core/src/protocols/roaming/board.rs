@@ -17,7 +17,7 @@
 //! again before a unit has come there. Otherwise the two would exchange it without end while a
 //! holder keeps the unit, and its site has nothing to tell.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use super::Rules;
@@ -33,7 +33,7 @@ pub(super) struct Board {
     /// The users that somebody may be sent behind, by their units: nobody was yet.
     open: BTreeSet<(u32, Stamp)>,
     /// Claims that were sent somewhere and have not got everything, with the places.
-    sent: BTreeMap<Stamp, Vec<Place>>,
+    sent: BTreeMap<Stamp, VecDeque<Place>>,
     /// Claims that wait here.
     held: BTreeMap<Stamp, u32>,
     /// Those of the claims sent that need nothing any more, and are sent nowhere else.
@@ -74,11 +74,13 @@ struct Guest {
 }
 
 /// A claim that has units.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct User {
     units: u32,
     /// Those that nobody was sent for.
     free: u32,
+    /// The number under which it is among the open ones, if it is.
+    open: Option<u32>,
 }
 
 /// One unit that a claim was sent for.
@@ -174,8 +176,8 @@ impl Board {
 
     /// Whether `site` was sent a claim for so many units.
     pub(super) fn has_sent(&self, claim: Stamp, site: SiteId, count: u64) -> bool {
-        let places = self.sent.get(&claim).map_or(&[][..], Vec::as_slice);
-        places.iter().filter(|place| place.site == site).count() as u64 >= count
+        let places = self.sent.get(&claim).into_iter().flatten();
+        places.filter(|place| place.site == site).count() as u64 >= count
     }
 
     /// A unit of `from` has gone to the site of a claim that was sent for it.
@@ -186,7 +188,7 @@ impl Board {
             self.lower(user);
         }
         self.left(from);
-        let user = self.users.entry((claim.site, claim)).or_insert(User { units: 0, free: 0 });
+        let user = self.users.entry((claim.site, claim)).or_default();
         user.units += 1;
         user.free += 1;
         self.sort(claim);
@@ -303,7 +305,7 @@ impl Board {
     fn end(&mut self, claim: Stamp, site: SiteId) -> Option<Place> {
         let places = self.sent.get_mut(&claim)?;
         let i = places.iter().position(|place| place.site == site)?;
-        let place = places.remove(i);
+        let place = places.remove(i)?;
         if places.is_empty() {
             self.sent.remove(&claim);
             self.sated.remove(&claim);
@@ -322,24 +324,29 @@ impl Board {
     /// A claim has a unit less.
     fn lower(&mut self, claim: Stamp) {
         let Some(user) = self.users.get_mut(&(claim.site, claim)) else { return };
-        self.open.remove(&(user.units, claim));
         user.units -= 1;
         user.free = user.free.min(user.units);
-        if user.units == 0 {
+        let gone = user.units == 0;
+        self.sort(claim);
+        if gone {
             self.users.remove(&(claim.site, claim));
         }
-        self.sort(claim);
     }
 
     /// Keeps `open` right.
     fn sort(&mut self, claim: Stamp) {
-        let Some(user) = self.users.get(&(claim.site, claim)) else { return };
-        let ready = user.free == user.units && !self.sent.contains_key(&claim);
-        for units in 1..=user.units {
+        let Some(user) = self.users.get_mut(&(claim.site, claim)) else { return };
+        let nobody = user.free == user.units && !self.sent.contains_key(&claim);
+        let open = (nobody && user.units > 0).then_some(user.units);
+        let before = core::mem::replace(&mut user.open, open);
+        if before == open {
+            return;
+        }
+        if let Some(units) = before {
             self.open.remove(&(units, claim));
         }
-        if ready {
-            self.open.insert((user.units, claim));
+        if let Some(units) = open {
+            self.open.insert((units, claim));
         }
     }
 
@@ -375,7 +382,7 @@ impl Board {
                 continue;
             }
             let elsewhere = capacity - post.map_or(0, Post::units).min(capacity);
-            let sent = self.sent.get(&claim).map_or(0, Vec::len);
+            let sent = self.sent.get(&claim).map_or(0, VecDeque::len);
             let asked = u64::from(held) + sent as u64;
             let excess = asked.saturating_sub(elsewhere.into()).min(held.into());
             if excess > 0 {
@@ -399,7 +406,7 @@ impl Board {
         if place.user.is_none() {
             post.spare = post.spare.saturating_sub(1);
         }
-        self.sent.entry(claim).or_default().push(place);
+        self.sent.entry(claim).or_default().push_back(place);
         self.sort(claim);
         if let Some(user) = place.user
             && let Some(entry) = self.users.get_mut(&(user.site, user))
