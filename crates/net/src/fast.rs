@@ -138,6 +138,7 @@ impl FastAnswer {
             Ok(
                 Answer::Done
                 | Answer::Known(_)
+                | Answer::Reserved(_)
                 | Answer::Leases(_)
                 | Answer::Queue(_)
                 | Answer::Usage(_)

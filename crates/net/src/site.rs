@@ -76,7 +76,7 @@ struct Inner {
     /// while it runs.
     together: OnceLock<Vec<Weak<Self>>>,
     /// One change at a time; the requests that keep units out of pools that were made smaller.
-    changing: tokio::sync::Mutex<BTreeMap<String, String>>,
+    changing: tokio::sync::Mutex<BTreeMap<String, Vec<(String, u32)>>>,
     draining: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
@@ -145,17 +145,15 @@ impl Site {
                 .await;
         };
         // The id may be known at another site: the same id is one request in the whole cluster.
-        if let Answer::Known(true) = self.call(Call::Reserve(id.clone())).await? {
-            return self
-                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
-                .await;
-        }
-        let asker = self.0.config.me();
-        let answers = self.ask_all(&Call::Knows { id: id.clone(), asker }).await;
-        let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
         let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
-        match known {
-            Some((peer, _)) => {
+        let Answer::Reserved(taken) = self.call(Call::Reserve(id.clone())).await? else {
+            return Err(nonsense());
+        };
+        let Some(time) = taken.filter(|&time| time > 0) else { return self.request(call).await };
+        let taken = Some((time, self.0.config.me()));
+        let first = self.first_of(Call::Knows { id: id.clone(), taken }).await;
+        match first {
+            Some(peer) => {
                 self.call(Call::Unreserve(id)).await?;
                 expect_request(self.ask(peer, call, PEER_PATIENCE * 2).await?)
             }

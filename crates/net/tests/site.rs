@@ -463,6 +463,54 @@ async fn an_id_is_for_one_demand() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_is_used_everywhere_at_once_is_one_request() {
+    let sites = Site::start_together(3, pools(&[("gpu", pool(9, Kind::Roaming))])).await.unwrap();
+    for round in 0..100 {
+        let named = || Submit { id: Some(format!("x{round}")), ..want(&[("gpu", 1)]) };
+        let (first, second, third) = tokio::join!(
+            sites[0].submit(named()),
+            sites[1].submit(named()),
+            sites[2].submit(named())
+        );
+        let leases: HashSet<String> = [first, second, third]
+            .into_iter()
+            .filter_map(|it| it.unwrap().lease)
+            .map(|lease| lease.id)
+            .collect();
+        assert!(leases.len() <= 1, "{leases:?}");
+        let request = sites[0].watch(&format!("x{round}"), LONG).await.unwrap();
+        assert_eq!(sites[1].leases().await.unwrap().0.len(), 1);
+        sites[2].release(&request.lease.unwrap().id).await.unwrap();
+    }
+    let own = Submit { id: Some("R1-mine".into()), ..want(&[("gpu", 1)]) };
+    assert_eq!(sites[0].submit(own).await.unwrap_err().error, Code::Malformed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_is_made_smaller_again_keeps_what_is_out() {
+    for kind in [Kind::Roaming, Kind::Permission] {
+        let sites = Site::start_together(2, pools(&[("gpu", pool(4, kind))])).await.unwrap();
+        let units =
+            |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
+        sites[0].put_pool("gpu", units(2)).await.unwrap();
+        let two = timeout(LONG, sites[1].acquire([("gpu", 2)])).await.unwrap().unwrap();
+        let waiting = sites[0].submit(want(&[("gpu", 1)])).await.unwrap();
+        sites[1].put_pool("gpu", units(1)).await.unwrap();
+        let wait = Duration::from_millis(200);
+        assert_eq!(sites[0].watch(&waiting.id, wait).await.unwrap().state, State::Queued);
+        drop(two);
+        let granted = sites[0].watch(&waiting.id, LONG).await.unwrap();
+        assert_eq!(granted.state, State::Granted);
+        while sites[0].pool("gpu").await.unwrap().units != 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(sites[0].remove_pool("gpu").await.unwrap_err().error, Code::InUse);
+        sites[1].release(&granted.lease.unwrap().id).await.unwrap();
+        sites[0].remove_pool("gpu").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_waits_for_more_than_there_will_be_is_told() {
     let sites = Site::start_together(2, pools(&[("gpu", pool(4, Kind::Roaming))])).await.unwrap();
     let held = timeout(LONG, sites[0].acquire([("gpu", 3)])).await.unwrap().unwrap();

@@ -34,13 +34,13 @@ pub(crate) enum Call {
         /// How long to keep the answer back while it waits; none answers as soon as that is sure.
         patience: Option<Duration>,
     },
-    /// Takes an id, unless it is known; see [`Answer::Known`].
+    /// Takes an id, unless it is known; see [`Answer::Reserved`].
     Reserve(String),
     Unreserve(String),
-    /// Another site is about to take an id.
+    /// Another site has taken an id at that time, or looks for it; see [`Answer::Reserved`].
     Knows {
         id: String,
-        asker: SiteId,
+        taken: Option<(u64, SiteId)>,
     },
     Watch {
         id: String,
@@ -141,6 +141,10 @@ pub(crate) enum Answer {
     Request(Box<Request>),
     Lease(Box<Lease>),
     Known(bool),
+    /// When an id was taken here, by a clock that is behind no time it has heard of: so of two
+    /// sites that take the same one, one hears of the other, and both know who was first. Zero
+    /// where there is such a request, none where nobody took it before the one who asks.
+    Reserved(Option<u64>),
     Leases(Vec<Lease>),
     Queue(Vec<Request>),
     Usage(Vec<Usage>),

@@ -181,13 +181,20 @@ impl Site {
         if let Some(home) = home_of(id).filter(|home| self.peers().any(|peer| peer == *home)) {
             return self.ask(home, call, wait).await;
         }
-        let asker = SiteId(u16::MAX);
-        let answers = self.ask_all(&Call::Knows { id: id.to_owned(), asker }).await;
-        let known = answers.into_iter().find(|(_, answer)| matches!(answer, Answer::Known(true)));
-        match known {
-            Some((peer, _)) => self.ask(peer, call, wait).await,
+        match self.first_of(Call::Knows { id: id.to_owned(), taken: None }).await {
+            Some(peer) => self.ask(peer, call, wait).await,
             None => Err(unknown),
         }
+    }
+
+    /// The site that has a request, or took its id first.
+    pub(super) async fn first_of(&self, knows: Call) -> Option<SiteId> {
+        let answers = self.ask_all(&knows).await.into_iter();
+        let taken = answers.filter_map(|(peer, answer)| {
+            let Answer::Reserved(Some(time)) = answer else { return None };
+            Some((time, peer))
+        });
+        taken.min().map(|first| first.1)
     }
 
     /// All other sites: those of the epoch's plan, or of the configuration before there is one.
@@ -222,7 +229,8 @@ impl Site {
 }
 
 /// The site that gave an id out: `L2-…` and `R2-…` come from site 2.
-fn home_of(id: &str) -> Option<SiteId> {
+/// The site whose id this is, if it is one that a site has made.
+pub(super) fn home_of(id: &str) -> Option<SiteId> {
     let (home, _) = id.strip_prefix(['L', 'R'])?.split_once('-')?;
     home.parse().ok().map(SiteId)
 }

@@ -129,7 +129,9 @@ pub(crate) struct Core {
     /// What is told of requests that have none.
     no_units: Arc<api::Units>,
     /// Ids that other sites are being asked about.
-    reserved: HashMap<String, Moment>,
+    reserved: HashMap<String, (Moment, u64)>,
+    /// The latest time at which one was taken, as far as is known here.
+    last_reserved: u64,
     next_key: u64,
     pub(super) queued: usize,
 
@@ -442,6 +444,7 @@ impl Core {
             asked: Arc::default(),
             no_units: Arc::default(),
             reserved: HashMap::new(),
+            last_reserved: 0,
             next_key: 0,
             queued: 0,
             timers: BTreeMap::new(),

@@ -92,7 +92,6 @@ pub(crate) enum Command {
 pub(crate) struct PoolState {
     pub name: String,
     pub config: PoolConfig,
-    pub limit: u32,
     /// Units that a departed site may still use.
     pub withheld: BTreeSet<u32>,
     /// Units that people have quarantined, and why.

@@ -152,8 +152,8 @@ impl Site {
         if self.0.view.is_some() {
             // Which units there are may change only while nobody has one; more may come any time.
             let moves = old.is_some_and(|old| {
-                let named = !pool.names.is_empty() && !pool.names.starts_with(&old.names);
-                old.protocol != protocol || named
+                let renamed = old.names.is_empty() || !pool.names.starts_with(&old.names);
+                old.protocol != protocol || (!pool.names.is_empty() && renamed)
             });
             if state.is_some_and(|it| it.config.protocol != protocol && !it.out.is_empty()) {
                 return Err(api::Error::new(Code::InUse, return_first(name)));
@@ -170,33 +170,21 @@ impl Site {
         }
         let sites = self.together()?;
         let mut drains = sites[0].0.changing.lock().await;
-        let drained = drains.remove(name);
-        if let Some(drain) = &drained {
-            sites[0].release_request(drain).await?;
-        }
+        let drains = drains.entry(name.to_owned()).or_default();
         // The same pool with fewer units: some of them are taken out as they become free.
         if let Some(old) = old
             && units <= old.units
             && (pool.names.is_empty() || pool.names == old.names)
             && (pool.protocol, pool.on_expiry) == (old.protocol, old.on_expiry)
         {
-            if let Some(drain) = sites[0].shrink(&sites, name, old.units, units).await? {
-                drains.insert(name.to_owned(), drain);
-            }
-            return Ok(());
+            return sites[0].shrink(&sites, name, old.units - units, units, drains).await;
         }
         if old.is_none() && pools.len() >= MAX_POOLS {
             return Err(api::Error::new(Code::TooMany, format!("there are {MAX_POOLS} pools")));
         }
-        if let Some(state) = state
-            && let Err(error) = remove_everywhere(&sites, name).await
-        {
-            // As it was before.
-            let (all, limit) = (state.config.units, state.limit);
-            if let Some(drain) = sites[0].shrink(&sites, name, all, limit).await? {
-                drains.insert(name.to_owned(), drain);
-            }
-            return Err(error);
+        if state.is_some() {
+            remove_everywhere(&sites, name).await?;
+            sites[0].end_drains(drains).await;
         }
         // All sites have it before one of them takes a request for it.
         for site in &sites {
@@ -311,34 +299,50 @@ impl Site {
         }
         let sites = self.together()?;
         let mut drains = sites[0].0.changing.lock().await;
-        if let Some(drain) = drains.remove(name) {
-            sites[0].release_request(&drain).await?;
-        }
-        remove_everywhere(&sites, name).await
+        remove_everywhere(&sites, name).await?;
+        sites[0].end_drains(&mut drains.remove(name).unwrap_or_default()).await;
+        Ok(())
     }
 
-    /// Takes units out of a pool of `all`, so that `left` stay. Says which request keeps them.
+    /// Forgets what took units out of a pool that is gone.
+    async fn end_drains(&self, drains: &mut Vec<(String, u32)>) {
+        for (drain, _) in drains.drain(..) {
+            self.release_request(&drain).await.ok();
+        }
+    }
+
+    /// Takes so many units out of a pool that `left` stay. What is out stays out while more is
+    /// taken: nobody else may get it meanwhile.
     async fn shrink(
         &self,
         sites: &[Self],
         name: &str,
-        all: u32,
+        units: u32,
         left: u32,
-    ) -> Result<Option<String>, api::Error> {
+        drains: &mut Vec<(String, u32)>,
+    ) -> Result<(), api::Error> {
         for site in sites {
             site.command(Command::LimitPool { name: name.to_owned(), limit: left });
         }
-        if left == all {
-            return Ok(None);
+        let mut out: u32 = drains.iter().map(|drain| drain.1).sum();
+        while out > units
+            && let Some((drain, count)) = drains.pop()
+        {
+            self.release_request(&drain).await?;
+            out -= count;
         }
-        let want = [(name.to_owned(), all - left)].into();
+        if out == units {
+            return Ok(());
+        }
+        let want = [(name.to_owned(), units - out)].into();
         let owner = Some("kofm".to_owned());
         let reason = Some("the pool was made smaller".to_owned());
         let spec = Submit { want, owner, reason, ..Submit::default() };
         let request = self
             .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
             .await?;
-        Ok(Some(request.id))
+        drains.push((request.id, units - out));
+        Ok(())
     }
 
     pub(super) fn together(&self) -> Result<Vec<Self>, api::Error> {

@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use super::plans::Edit;
 use super::{Core, MAX_ASKS, Responder, Todo};
-use crate::api::{self, Answer, Call, Code};
+use crate::api::{self, Answer, Call, Code, Hold};
 use crate::engine::Move;
 use crate::fast::FastAnswer;
 use crate::link::{Event, Payload};
@@ -133,7 +133,6 @@ impl Core {
                 let list = pools.map(|pool| PoolState {
                     name: pool.name.to_string(),
                     config: pool.config.clone(),
-                    limit: pool.limit,
                     withheld: pool.withheld.clone(),
                     out: pool.out.clone(),
                 });
@@ -216,16 +215,12 @@ impl Core {
                 Err(api::Error::new(Code::Unsupported, text))
             }
             Call::Events { after, wait } => return self.listen(after, wait, reply),
-            Call::Reserve(id) => Ok(Answer::Known(self.reserve(id))),
+            Call::Reserve(id) => Ok(Answer::Reserved(Some(self.reserve(id)))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
                 Ok(Answer::Done)
             }
-            Call::Knows { id, asker } => {
-                let mine = self.reserved.contains_key(&id) && self.me < asker;
-                let known = self.by_id.contains_key(id.as_str()) || self.is_legacy_request(&id);
-                Ok(Answer::Known(mine || known))
-            }
+            Call::Knows { id, taken } => Ok(Answer::Reserved(self.knows(&id, taken))),
             Call::Cancel(id) => self.cancel(&id),
             Call::Abandon(number) => {
                 self.abandon(number, &reply);
@@ -276,11 +271,13 @@ impl Core {
     /// Whether nobody here holds or waits for a pool.
     fn is_idle(&self, name: &str) -> bool {
         self.pool_by_name.get(name).is_none_or(|&place| {
-            let pool = &self.pools[place];
-            let wants = |request: &super::Request| request.want.iter().any(|it| it.0 == place);
-            pool.used.is_empty()
-                && pool.waiting.is_empty()
-                && !self.requests.values().any(|it| !it.state.is_over() && wants(it))
+            // What takes units out of it goes with it.
+            let wants = |request: &super::Request| {
+                request.hold != Hold::Drain && request.want.iter().any(|it| it.0 == place)
+            };
+            let open =
+                |request: &super::Request| !request.state.is_over() || request.lease.is_some();
+            !self.requests.values().any(|it| open(it) && wants(it))
         })
     }
 

@@ -139,9 +139,7 @@ impl Core {
 
     pub(super) fn release(&mut self, id: &str) {
         if let Some(&key) = self.by_lease.get(id) {
-            let expired = self.requests[&key].state == State::Expired;
-            let state = if expired { State::Expired } else { State::Released };
-            self.end(key, state, "released by the client");
+            self.end(key, State::Released, "released by the client");
         } else {
             self.drop_legacy(id);
         }

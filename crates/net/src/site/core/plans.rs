@@ -175,16 +175,16 @@ impl Core {
             let kept = request.lease.as_ref().and_then(|lease| lease.units.get(&place));
             let out = |number: &u32| self.pools[place].out.contains_key(number);
             let whole = !kept.into_iter().flatten().any(out);
-            if whole && wanted.get(&place) == Some(&units) {
-                wanted.remove(&place);
-            } else {
-                over.push(key);
+            // What is out stays out while more is taken: nobody else may get it meanwhile.
+            match wanted.get_mut(&place) {
+                Some(left) if whole && units <= *left => *left -= units,
+                Some(_) | None => over.push(key),
             }
         }
         for key in over {
             self.end(key, State::Released, "the pool has changed again");
         }
-        for (place, units) in wanted {
+        for (place, units) in wanted.into_iter().filter(|it| it.1 > 0) {
             let want = [(self.pools[place].name.to_string(), units)].into();
             let reason = Some("the pool was made smaller".to_owned());
             let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::Units;
+use kofm_core::{SiteId, Units};
 use tracing::info;
 
 use super::{
@@ -16,18 +16,33 @@ use super::{
 use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::boottime::Moment;
 use crate::random;
+use crate::site::calls::home_of;
 
 impl Core {
-    pub(super) fn reserve(&mut self, id: String) -> bool {
+    /// Takes an id; says when. Zero where there is such a request.
+    pub(super) fn reserve(&mut self, id: String) -> u64 {
         if self.by_id.contains_key(id.as_str()) {
-            return true;
+            return 0;
         }
+        let now = Moment::now();
         if self.reserved.len() > 10_000 {
-            let now = Moment::now();
-            self.reserved.retain(|_, since| now.since(*since) < Duration::from_secs(10));
+            self.reserved.retain(|_, (since, _)| now.since(*since) < Duration::from_secs(10));
         }
-        self.reserved.insert(id, Moment::now());
-        false
+        let time = self.last_reserved + 1;
+        let &mut (_, taken) = self.reserved.entry(id).or_insert((now, time));
+        self.last_reserved = self.last_reserved.max(taken);
+        taken
+    }
+
+    /// When an id was taken here, if that was before another site took it, or that only looks.
+    pub(super) fn knows(&mut self, id: &str, taken: Option<(u64, SiteId)>) -> Option<u64> {
+        if self.by_id.contains_key(id) || self.is_legacy_request(id) {
+            return Some(0);
+        }
+        let mine = self.reserved.get(id).map(|&(_, time)| time);
+        let Some(theirs) = taken else { return mine };
+        self.last_reserved = self.last_reserved.max(theirs.0);
+        mine.filter(|&time| (time, self.me) < theirs)
     }
 
     pub(super) fn submit(
@@ -139,6 +154,9 @@ impl Core {
         if id.is_empty() || id.len() > 200 || id.contains(['/', '?', '#']) || !is_printable(id) {
             return malformed("`id` is up to 200 printable characters without / ? #");
         }
+        if hold == Hold::Lease && home_of(id).is_some() {
+            return malformed("ids like `R0-…` are the sites' own; choose another");
+        }
         let texts = [&spec.owner, &spec.reason];
         if texts.into_iter().flatten().any(|text| text.len() > 1000 || !is_printable(text)) {
             return malformed("`owner` and `reason` are up to 1000 bytes of printable text");
@@ -245,6 +263,11 @@ impl Core {
         if told != Told::News && request.once && request.state == State::Failed {
             let text = "the units are not free; leave out `wait` to queue for them";
             return self.respond(reply, Err(api::Error::new(Code::Busy, text)));
+        }
+        if told != Told::News && request.state == State::Failed {
+            let cause = request.cause.clone().unwrap_or_default();
+            let error = api::Error::new(request.code.unwrap_or(Code::Unreachable), cause);
+            return self.respond(reply, Err(error));
         }
         if let Responder::Fast(number, outbox) = reply {
             return outbox.put(number, &self.fast_view(request));

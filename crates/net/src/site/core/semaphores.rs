@@ -275,6 +275,10 @@ impl Core {
             let error = unknown(name);
             return self.respond(reply, Err(error));
         }
+        // Whoever gave up before it was done may try again: it is done once.
+        if reply.is_gone() {
+            return;
+        }
         if u64::from(units) > self.engines[engine].engine.room(id) {
             let text = format!("{units} more are too many for the counter of `{name}`");
             return self.respond(reply, Err(api::Error::new(Code::Infeasible, text)));
