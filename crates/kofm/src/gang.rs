@@ -14,11 +14,12 @@ use kofm_net::api::{
 };
 use kofm_net::client::{Client, ClientError};
 use kofm_net::{Moment, duration};
+use rustix::process::Pid;
 use tokio::time::{sleep, timeout};
 
 use crate::ask::{Server, owner, print_json, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
-use crate::run::{GuardLink, Signals, ended, start_guard, told};
+use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a member that waits for others waits for news of them in one call.
@@ -251,12 +252,8 @@ impl Run {
             return Err(self.refused(&request));
         };
         let shares = api::shares(&started.members, &lease.units);
-        let result = self.hold_all(client, &lease, &shares, &mut signals).await;
-        // Who has lost the lease finds nothing to release, and that is harmless.
-        if let Err(error) = client.release(&lease.id).await {
-            eprintln!("kofm: not released, it will expire: {error}");
-        }
-        result
+        let held = self.hold_all(client, &lease, &shares, &mut signals).await;
+        give_back(client, &lease.id, held.unwrap_or_else(End::before_start)).await
     }
 
     fn refused(&self, request: &api::Request) -> Exit {
@@ -270,43 +267,44 @@ impl Run {
         }
     }
 
+    /// Runs all commands, each under its guard. Errors come before the first starts.
     async fn hold_all(
         &self,
         client: &Client,
         lease: &api::Lease,
         shares: &BTreeMap<String, BTreeMap<String, Vec<String>>>,
         signals: &mut Signals,
-    ) -> Result<u8, Exit> {
+    ) -> Result<End, Exit> {
+        let mut crew = Crew::new();
+        for (member, units) in shares {
+            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
+            crew.add(member, start_guard(&self.command, &env).await?);
+        }
         // How old the grant is, nobody here knows; a renewal has a beginning that is known.
         let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
         let ttl = Duration::from_millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
-        let mut crew = Crew::new();
-        for (member, units) in shares {
-            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
-            let guard = start_guard(&self.command, &env).await?;
-            crew.add(member, guard);
-            crew.until(until, ttl, self.kill_grace).await?;
-        }
+        // Only now, when all guards are there, do they start anything.
+        crew.until(until, ttl, self.kill_grace).await;
         let mut pause = ttl / 3;
         let mut lost = None;
         while crew.works() {
             tokio::select! {
                 () = crew.next() => {}
-                number = signals.next() => crew.say(&format!("signal {number}")).await?,
+                number = signals.next() => crew.say(&format!("signal {number}")).await,
                 () = sleep(pause), if lost.is_none() => {
                     let sent = Moment::now();
                     pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, client.renew(&lease.id)).await {
                         Ok(Ok(renewed)) => {
                             until = sent.after(Duration::from_millis(renewed.expires_in_ms));
-                            crew.until(until, ttl, self.kill_grace).await?;
+                            crew.until(until, ttl, self.kill_grace).await;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             eprintln!("kofm: {}; stopping all members", error.message);
-                            crew.say("lost").await?;
+                            crew.say("lost").await;
                             lost = Some(error.message);
                         }
                         Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
@@ -315,13 +313,14 @@ impl Run {
                 }
             }
             if lost.is_none() {
-                crew.stop_if_one_failed().await?;
+                crew.stop_if_one_failed().await;
             }
         }
-        match lost {
-            Some(message) => Err(Exit::new(LOST, message)),
-            None => crew.result(),
-        }
+        let end = crew.result();
+        Ok(match lost {
+            Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
+            None => end,
+        })
     }
 
     // One member here, the others elsewhere.
@@ -340,14 +339,19 @@ impl Run {
         };
         let mut signals = Signals::new()?;
         let met = self.meet(client, &mut spec, &mut signals).await;
-        let result = match met {
+        let held = match met {
             Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
             Err(exit) => Err(exit),
         };
-        (spec.leave, spec.wait) = (true, None);
-        // A member that does not say so is missed soon enough.
-        self.join(client, &spec).await.ok();
-        result
+        let end = held.unwrap_or_else(End::before_start);
+        if end.over {
+            (spec.leave, spec.wait) = (true, None);
+            // A member that does not say so is missed soon enough.
+            self.join(client, &spec).await.ok();
+        } else {
+            eprintln!("kofm: not leaving, for the command may still run; it will be missed");
+        }
+        end.code
     }
 
     async fn join(&self, client: &Client, spec: &JoinGang) -> Result<Joined, ClientError> {
@@ -414,37 +418,37 @@ impl Run {
         joined: &Joined,
         sent: Moment,
         signals: &mut Signals,
-    ) -> Result<u8, Exit> {
+    ) -> Result<End, Exit> {
         let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
         let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
         let env = Self::env(&joined.gang, &joined.member, told(&lease, fence, &joined.units));
         let mut guard = start_guard(&self.command, &env).await?;
         let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
         let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
-        guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
+        guard.until(sent.after(ttl), ttl, self.kill_grace).await;
         let mut pause = ttl / 3;
         let mut lost = None;
         loop {
             tokio::select! {
                 word = guard.word() => {
-                    let result = ended(&word?);
-                    return match lost {
-                        Some(message) => Err(Exit::new(LOST, message)),
-                        None => result,
-                    };
+                    let end = guard.ended(word, &[]);
+                    return Ok(match lost {
+                        Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
+                        None => end,
+                    });
                 }
-                number = signals.next() => guard.say(&format!("signal {number}")).await?,
+                number = signals.next() => guard.say(&format!("signal {number}")).await,
                 () = sleep(pause), if lost.is_none() => {
                     let sent = Moment::now();
                     pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, self.join(client, &spec)).await {
                         Ok(Ok(joined)) => {
-                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await?;
+                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             eprintln!("kofm: {}; stopping this member", error.message);
-                            guard.say("lost").await?;
+                            guard.say("lost").await;
                             lost = Some(error.message);
                         }
                         Ok(Err(error)) => eprintln!("kofm: not heard: {error}"),
@@ -468,11 +472,13 @@ struct Crew {
     /// The first that did not end well.
     failed: Option<String>,
     stopped: bool,
+    /// Nothing runs any more of those that have ended.
+    over: bool,
 }
 
 impl Crew {
     const fn new() -> Self {
-        Self { guards: Vec::new(), ends: BTreeMap::new(), failed: None, stopped: false }
+        Self { guards: Vec::new(), ends: BTreeMap::new(), failed: None, stopped: false, over: true }
     }
 
     fn add(&mut self, member: &str, guard: GuardLink) {
@@ -495,45 +501,39 @@ impl Crew {
             std::task::Poll::Pending
         })
         .await;
-        let (member, _) = self.guards.remove(place);
-        let gone = || Exit::new(crate::exit::SYSTEM, "the guard process is gone");
-        let end = match word {
-            Ok(Some(word)) => ended(&word),
-            Ok(None) => Err(gone()),
-            Err(error) => Err(error.into()),
-        };
+        let (member, guard) = self.guards.remove(place);
+        let others: Vec<Pid> = self.guards.iter().map(|(_, guard)| guard.pid).collect();
+        let End { code: end, over } = guard.ended(word.ok().flatten(), &others);
+        self.over &= over;
         if !matches!(end, Ok(0)) {
             self.failed.get_or_insert_with(|| member.clone());
         }
         self.ends.insert(member, end);
     }
 
-    async fn say(&mut self, word: &str) -> Result<(), Exit> {
+    async fn say(&mut self, word: &str) {
         for (_, guard) in &mut self.guards {
-            guard.say(word).await?;
+            guard.say(word).await;
         }
-        Ok(())
     }
 
-    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) {
         for (_, guard) in &mut self.guards {
-            guard.until(until, ttl, grace).await?;
+            guard.until(until, ttl, grace).await;
         }
-        Ok(())
     }
 
     /// A gang without one of its members has no use.
-    async fn stop_if_one_failed(&mut self) -> Result<(), Exit> {
+    async fn stop_if_one_failed(&mut self) {
         if let Some(member) = self.failed.clone().filter(|_| !self.stopped && self.works()) {
             self.stopped = true;
             eprintln!("kofm: member {member} failed; stopping the others");
-            self.say("signal 15").await?;
+            self.say("signal 15").await;
         }
-        Ok(())
     }
 
-    fn result(mut self) -> Result<u8, Exit> {
+    fn result(mut self) -> End {
         let failed = self.failed.and_then(|member| self.ends.remove(&member));
-        failed.unwrap_or(Ok(0))
+        End { code: failed.unwrap_or(Ok(0)), over: self.over }
     }
 }

@@ -98,6 +98,88 @@ fn a_killed_wrapper_takes_its_command_along() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
+/// The guard of a wrapper, which is its only child.
+fn guard_of(wrapper: &Child) -> String {
+    let pid = wrapper.id();
+    let mut children = String::new();
+    until("the guard is there", || {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        children = std::fs::read_to_string(path).unwrap_or_default();
+        !children.trim().is_empty()
+    });
+    children.trim().to_owned()
+}
+
+fn send(signal: &str, pid: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), pid]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// `pkill kofm` reaches the guard, too: it stays as long as its command does.
+#[test]
+fn signals_do_not_end_a_guard() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let path = |name: &str| dir.join(name).display().to_string();
+    // It says which signals it was started with as ignored: none of those.
+    let script = format!(
+        "grep SigIgn /proc/self/status > {}; touch {}; until test -e {}; do sleep 0.05; done",
+        path("ignored"),
+        path("started"),
+        path("go")
+    );
+    let args = ["run", "gpu", "--ttl", "1m", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || dir.join("started").exists());
+    let guard = guard_of(&wrapper);
+    for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] {
+        send(name, &guard);
+        // Whoever asks now gets nothing, for the command lives.
+        let asked = cluster.run(0, &["acquire", "gpu", "--wait", "0"]);
+        assert_eq!(asked.status.code(), Some(75), "after {name}");
+        assert_eq!(guard_of(&wrapper), guard, "after {name}");
+    }
+    std::fs::write(dir.join("go"), "").unwrap();
+    assert_eq!(exit_code(&mut wrapper), 0);
+    let ignored = std::fs::read_to_string(dir.join("ignored")).unwrap();
+    let mask = u64::from_str_radix(ignored.trim().trim_start_matches("SigIgn:").trim(), 16);
+    // HUP, INT, QUIT, USR1, USR2, TERM.
+    assert_eq!(mask.unwrap() & 0x4a07 & !inherited(), 0, "the command hears them");
+    cluster.all_free("gpu");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// What this test itself was started with as ignored.
+fn inherited() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap()
+}
+
+/// Each command has a lock on a file while anything of it lives.
+#[test]
+fn a_killed_guard_gives_nothing_away_while_its_command_lives() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let (lock, started) = (dir.join("lock"), dir.join("started"));
+    let script = format!(
+        "trap '' TERM; exec 9>{}; flock -n 9 || exit 99; setsid sleep 1000 & touch {}; sleep 1000",
+        lock.display(),
+        started.display()
+    );
+    let args = ["run", "gpu", "--ttl", "1m", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || started.exists());
+    let free = format!("exec 9>{}; flock -n 9 || exit 99", lock.display());
+    let next = ["run", "gpu", "--", "sh", "-c", &free];
+    let mut next = cluster.command(0, &next).stderr(Stdio::null()).spawn().unwrap();
+    until("the next one waits", || cluster.pool(0, "gpu")["waiting"] == 1);
+    send("KILL", &guard_of(&wrapper));
+    assert_eq!(exit_code(&mut wrapper), 71, "the wrapper says that its guard is gone");
+    assert_eq!(exit_code(&mut next), 0, "nothing of the first lives when the next starts");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// Stopped while it waits, granted and expired meanwhile: it must not start its command late.
 #[test]
 fn a_wrapper_that_slept_through_its_grant_does_not_start() {
