@@ -15,7 +15,7 @@ use kofm_net::api::{
 use kofm_net::client::{Client, ClientError};
 use kofm_net::{Moment, duration};
 use rustix::process::Pid;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::ask::{Server, owner, print_json, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
@@ -287,15 +287,16 @@ impl Run {
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
         // Only now, when all guards are there, do they start anything.
         crew.until(until, ttl, self.kill_grace).await;
-        let mut pause = ttl / 3;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = None;
         while crew.works() {
             tokio::select! {
                 () = crew.next() => {}
                 number = signals.next() => crew.say(&format!("signal {number}")).await,
-                () = sleep(pause), if lost.is_none() => {
+                () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
-                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, client.renew(&lease.id)).await {
                         Ok(Ok(renewed)) => {
                             until = sent.after(Duration::from_millis(renewed.expires_in_ms));
@@ -310,6 +311,7 @@ impl Run {
                         Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
                         Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
             if lost.is_none() {
@@ -426,7 +428,8 @@ impl Run {
         let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
         let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
         guard.until(sent.after(ttl), ttl, self.kill_grace).await;
-        let mut pause = ttl / 3;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = None;
         loop {
             tokio::select! {
@@ -438,9 +441,9 @@ impl Run {
                     });
                 }
                 number = signals.next() => guard.say(&format!("signal {number}")).await,
-                () = sleep(pause), if lost.is_none() => {
+                () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
-                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, self.join(client, &spec)).await {
                         Ok(Ok(joined)) => {
                             guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await;
@@ -454,6 +457,7 @@ impl Run {
                         Ok(Err(error)) => eprintln!("kofm: not heard: {error}"),
                         Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
         }

@@ -29,7 +29,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::ask::{Demand, Server, acquire};
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
@@ -93,16 +93,18 @@ impl Run {
         let ttl = millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await;
-        let mut pause = ttl / 3;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = false;
         loop {
             tokio::select! {
                 word = guard.word() => return Ok(guard.ended(word, &[])),
                 number = signals.next() => guard.say(&format!("signal {number}")).await,
-                () = sleep(pause), if !lost => {
+                () = sleep_until(next), if !lost => {
                     let sent = Moment::now();
                     // A site that does not answer must not keep us from trying again.
                     let renewed = timeout(ttl / 3, client.renew(&lease.id)).await;
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match renewed {
                         Ok(Ok(renewed)) => {
                             let until = sent.after(millis(renewed.expires_in_ms));
@@ -114,12 +116,10 @@ impl Run {
                             guard.say("lost").await;
                             lost = true;
                         }
-                        Ok(Err(error)) => {
-                            eprintln!("kofm: not renewed: {error}");
-                            pause = (ttl / 20).max(Duration::from_millis(20));
-                        }
-                        Err(_) => pause = (ttl / 20).max(Duration::from_millis(20)),
+                        Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
+                        Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
         }

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::harness::{Cluster, exit_code, signal, temp_dir, until};
 
@@ -154,6 +155,30 @@ fn inherited() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
     u64::from_str_radix(mask.trim(), 16).unwrap()
+}
+
+/// Signals come more often than the lease has to be renewed.
+#[test]
+fn signals_do_not_put_off_renewal() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let path = |name: &str| dir.join(name).display().to_string();
+    let script = format!(
+        "trap : HUP; touch {}; until test -e {}; do sleep 0.05; done",
+        path("started"),
+        path("go")
+    );
+    let args = ["run", "gpu", "--ttl", "2s", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || dir.join("started").exists());
+    // Every 20 ms, for more than two lives of the lease.
+    for _ in 0..250 {
+        signal(&wrapper, "HUP");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(dir.join("go"), "").unwrap();
+    assert_eq!(exit_code(&mut wrapper), 0);
+    std::fs::remove_dir_all(dir).unwrap();
 }
 
 /// Each command has a lock on a file while anything of it lives.
