@@ -10,7 +10,8 @@ use kofm_net::duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT, UNREACHABLE, USAGE};
+use crate::exit::{BUSY, Exit, INFEASIBLE, SYSTEM, TIMEOUT, UNREACHABLE, USAGE};
+use crate::output::{say, say_line, tell, try_say};
 
 /// Where the site is.
 #[derive(Clone, Debug, Args)]
@@ -121,18 +122,24 @@ pub(crate) struct Acquire {
 impl Acquire {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let spec = self.demand.submit()?;
-        let lease = self.server.with(|client| acquire(client, spec, &self.demand))?;
+        let lease = self.server.with(async |client| {
+            let lease = acquire(client.clone(), spec, &self.demand).await?;
+            // Only the id on stdout, for LEASE=$(kofm acquire …).
+            let text = if self.json { json(&lease)? } else { lease.id.clone() };
+            let Err(error) = try_say(&format!("{text}\n")) else { return Ok(lease) };
+            // Nobody knows its id, so nobody else can give it back.
+            client.release(&lease.id).await?;
+            Err(Exit::negative(format!("cannot print the lease, it is given back: {error}")))
+        })?;
         if self.json {
-            return print_json(&lease);
+            return Ok(());
         }
-        // Only the id on stdout, for LEASE=$(kofm acquire …).
-        println!("{}", lease.id);
-        eprintln!(
+        tell(&format!(
             "{}, fence {}, for {}",
             show_units(&lease.units),
             lease.fence,
             show_ms(lease.expires_in_ms)
-        );
+        ));
         Ok(())
     }
 }
@@ -146,7 +153,7 @@ pub(crate) async fn acquire(
     let request = client.submit(&spec).await?;
     if request.state == State::Queued {
         let place = request.position.unwrap_or(1);
-        eprintln!("waiting as {}, place {place}", request.id);
+        tell(&format!("waiting as {}, place {place}", request.id));
     }
     let (mut interrupt, mut terminate) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -186,7 +193,7 @@ impl Renew {
         if self.json {
             return print_json(&lease);
         }
-        println!("{}", show_ms(lease.expires_in_ms));
+        say_line(&show_ms(lease.expires_in_ms));
         Ok(())
     }
 }
@@ -238,16 +245,16 @@ impl Status {
         if self.json {
             return print_json(&view);
         }
-        print!("{}{}", pools_table(&view.pools), quarantine_table(&view.pools));
+        say(&format!("{}{}", pools_table(&view.pools), quarantine_table(&view.pools)));
         if !view.leases.is_empty() {
-            println!();
-            print!("{}", leases_table(&view.leases));
+            say_line("");
+            say(&leases_table(&view.leases));
         }
         for pool in view.pools.iter().filter(|pool| !pool.unaccounted.is_empty()) {
             let units = pool.unaccounted.join(", ");
-            println!(
+            say_line(&format!(
                 "\nnot at exactly one site: {units}; keep the logs, this is a mistake of kofm"
-            );
+            ));
         }
         Ok(())
     }
@@ -273,7 +280,7 @@ impl Queue {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", queue_table(&list));
+        say(&queue_table(&list));
         Ok(())
     }
 }
@@ -321,35 +328,36 @@ impl Explain {
         }
         let want = show_want(&request.want);
         let state = format!("{:?}", request.state).to_lowercase();
-        println!("{} wants {want} and is {state} at {}", request.id, request.site);
+        say_line(&format!("{} wants {want} and is {state} at {}", request.id, request.site));
         if let Some(cause) = &request.cause {
-            println!("because: {cause}");
+            say_line(&format!("because: {cause}"));
         }
         if let Some(position) = request.position {
-            println!("place {position}, waited {}", show_ms(request.waited_ms));
+            say_line(&format!("place {position}, waited {}", show_ms(request.waited_ms)));
         }
         for blocker in &request.blocked_by {
-            println!("  {}", show_blocker(blocker));
+            say_line(&format!("  {}", show_blocker(blocker)));
         }
         Ok(())
     }
 }
 
 fn explain_semaphore(it: &api::Semaphore) {
-    println!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting);
+    say_line(&format!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting));
     if let Some(head) = &it.head {
         let owner = head.owner.as_deref().unwrap_or("somebody");
         let (site, k, missing) = (&head.site, head.k, head.missing);
         let waited = show_ms(head.waited_ms);
-        println!("  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}");
+        let needs = format!("wants {k}, lacks {missing}, has waited {waited}");
+        say_line(&format!("  {owner} at {site} is next: {needs}"));
         if it.waiting > 1 {
-            println!("  everybody else waits behind it, even for units that are there");
+            say_line("  everybody else waits behind it, even for units that are there");
         }
     } else if it.waiting > 0 {
-        println!("  whose turn it is is being found out");
+        say_line("  whose turn it is is being found out");
     }
     if !it.unsure.is_empty() {
-        println!("  {} may have taken more before it was lost", it.unsure.join(", "));
+        say_line(&format!("  {} may have taken more before it was lost", it.unsure.join(", ")));
     }
 }
 
@@ -404,7 +412,7 @@ impl History {
                 it.cause.as_deref().unwrap_or_default().to_owned(),
             ]
         });
-        print!("{}", table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
+        say(&table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
         Ok(())
     }
 }
@@ -431,7 +439,7 @@ impl Members {
             let _removed: serde_json::Value = self.server.with(async |client| {
                 Ok(client.call(hyper::Method::DELETE, &path, None::<&()>, LEAVING).await?)
             })?;
-            eprintln!("{site} removed");
+            tell(&format!("{site} removed"));
             return Ok(());
         }
         let list: Vec<api::Member> =
@@ -453,7 +461,7 @@ impl Members {
         });
         let head =
             ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
-        print!("{}", table(&head, rows));
+        say(&table(&head, rows));
         Ok(())
     }
 }
@@ -461,9 +469,12 @@ impl Members {
 // Text for people
 
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Exit> {
-    let text = serde_json::to_string_pretty(value);
-    println!("{}", text.map_err(|error| Exit::new(UNREACHABLE, error.to_string()))?);
+    say_line(&json(value)?);
     Ok(())
+}
+
+fn json(value: &impl Serialize) -> Result<String, Exit> {
+    serde_json::to_string_pretty(value).map_err(|error| Exit::new(SYSTEM, error.to_string()))
 }
 
 pub(crate) fn pools_table(pools: &[api::Pool]) -> String {

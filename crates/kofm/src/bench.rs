@@ -32,6 +32,7 @@ use tokio::task::JoinSet;
 
 use crate::ask::{print_json, table};
 use crate::exit::{Exit, SYSTEM};
+use crate::output::{say, say_line, tell};
 
 /// The open loop runs at this part of the closed loop's rate.
 const LOAD: f64 = 0.7;
@@ -155,7 +156,7 @@ impl Bench {
         if self.json {
             return print_json(&report);
         }
-        print!("{}", show(&report));
+        say(&show(&report));
         Ok(())
     }
 
@@ -165,7 +166,7 @@ impl Bench {
         let mut report = Report { confirmed, echo, pairs, handover };
         let echo = Server::start(&["bench", "--echo"], 1)?;
         for &clients in &self.clients {
-            eprintln!("echo, {clients} clients");
+            tell(&format!("echo, {clients} clients"));
             let makers = (0..clients).map(|_| Echo { address: echo.addresses[0].clone() });
             let (per_second, latency_us) = measure(makers.collect(), self.time).await?;
             let (protocol, units, of_echo) = ("tcp".to_owned(), None, None);
@@ -210,7 +211,7 @@ impl Bench {
         units: Units,
         echo: f64,
     ) -> Result<Row, Exit> {
-        eprintln!("{protocol}, {sites} sites, {clients} clients, {units:?}");
+        tell(&format!("{protocol}, {sites} sites, {clients} clients, {units:?}"));
         let count = match units {
             Units::Plenty => clients.max(sites),
             Units::Half => clients.div_ceil(2),
@@ -266,7 +267,7 @@ impl Bench {
 
     /// Two clients at two sites take one unit from each other.
     async fn handover(&self, protocol: &str, sites: usize, one_way: f64) -> Result<Handover, Exit> {
-        eprintln!("{protocol}, {sites} sites, hand-over");
+        tell(&format!("{protocol}, {sites} sites, hand-over"));
         let count = sites.to_string();
         let args = ["up", "--http", "127.0.0.1:0", "--protocol", protocol, "--pool", "bench=1"];
         let server = Server::start(&[&args[..], &["--sites", &count]].concat(), sites)?;
@@ -522,7 +523,7 @@ async fn open_loop<W: Work>(
 
 async fn echo_server() -> Result<(), Exit> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("echo {}", listener.local_addr()?);
+    say_line(&format!("echo {}", listener.local_addr()?));
     loop {
         let (mut stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;

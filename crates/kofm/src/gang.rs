@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::ask::{Server, owner, print_json, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
+use crate::output::{say, tell};
 use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -158,7 +159,7 @@ impl Set {
         if self.json {
             return print_json(&gang);
         }
-        print!("{}", gangs_table(&[gang]));
+        say(&gangs_table(&[gang]));
         Ok(())
     }
 }
@@ -170,7 +171,7 @@ impl Ls {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", gangs_table(&list));
+        say(&gangs_table(&list));
         Ok(())
     }
 }
@@ -181,7 +182,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }
@@ -238,7 +239,7 @@ impl Run {
             ));
         }
         if started.request.state == State::Queued {
-            eprintln!("waiting as {id}, place {}", started.request.position.unwrap_or(1));
+            tell(&format!("waiting as {id}, place {}", started.request.position.unwrap_or(1)));
         }
         let mut signals = Signals::new()?;
         let request = tokio::select! {
@@ -304,11 +305,11 @@ impl Run {
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: {}; stopping all members", error.message);
+                            tell(&format!("kofm: {}; stopping all members", error.message));
                             crew.say("lost").await;
                             lost = Some(error.message);
                         }
-                        Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
+                        Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
                         Err(_) => {}
                     }
                     next = Instant::now() + pause;
@@ -351,7 +352,7 @@ impl Run {
             // A member that does not say so is missed soon enough.
             self.join(client, &spec).await.ok();
         } else {
-            eprintln!("kofm: not leaving, for the command may still run; it will be missed");
+            tell("kofm: not leaving, for the command may still run; it will be missed");
         }
         end.code
     }
@@ -394,7 +395,7 @@ impl Run {
                         missing => format!("waiting for {}", missing.join(", ")),
                     };
                     if text != said {
-                        eprintln!("{text}");
+                        tell(&text);
                         said = text;
                     }
                 }
@@ -450,11 +451,11 @@ impl Run {
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: {}; stopping this member", error.message);
+                            tell(&format!("kofm: {}; stopping this member", error.message));
                             guard.say("lost").await;
                             lost = Some(error.message);
                         }
-                        Ok(Err(error)) => eprintln!("kofm: not heard: {error}"),
+                        Ok(Err(error)) => tell(&format!("kofm: not heard: {error}")),
                         Err(_) => {}
                     }
                     next = Instant::now() + pause;
@@ -531,7 +532,7 @@ impl Crew {
     async fn stop_if_one_failed(&mut self) {
         if let Some(member) = self.failed.clone().filter(|_| !self.stopped && self.works()) {
             self.stopped = true;
-            eprintln!("kofm: member {member} failed; stopping the others");
+            tell(&format!("kofm: member {member} failed; stopping the others"));
             self.say("signal 15").await;
         }
     }

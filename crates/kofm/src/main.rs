@@ -1,5 +1,8 @@
 //! `kofm`: k units out of M, shared by every machine you own, with no master.
 
+// They panic where nobody reads; `output` has what does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod ask;
 mod bench;
 mod check;
@@ -23,11 +26,13 @@ mod top;
 mod topology;
 mod up;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::exit::Exit;
+use crate::output::tell;
 
 /// Share k units out of M among all your machines, with no master.
 #[derive(Debug, Parser)]
@@ -140,18 +145,23 @@ The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN.";
 fn main() -> ExitCode {
     let result = match Cli::try_parse() {
         Ok(cli) => cli.command.run(),
-        Err(error) => {
-            let usage = if error.use_stderr() { 64 } else { 0 };
+        Err(error) if error.use_stderr() => {
             // Where not even the usage can be printed, the exit code still says it.
             drop(error.print());
-            return ExitCode::from(usage);
+            return ExitCode::from(64);
         }
+        Err(help) => match help.print() {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Exit::negative(format!("cannot write to standard output: {error}")))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(exit) => {
             if !exit.message.is_empty() {
-                eprintln!("kofm: {}", exit.message);
+                tell(&format!("kofm: {}", exit.message));
             }
             ExitCode::from(exit.code)
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::ask::{Server, pools_table, print_json, quarantine_table};
 use crate::exit::{Exit, INFEASIBLE, USAGE};
+use crate::output::{say, tell};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -140,7 +141,7 @@ fn change(
         return print_json(&pool);
     }
     let pools = [pool];
-    print!("{}{}", pools_table(&pools), quarantine_table(&pools));
+    say(&format!("{}{}", pools_table(&pools), quarantine_table(&pools)));
     Ok(())
 }
 
@@ -162,7 +163,7 @@ impl Set {
         if self.json {
             return print_json(&pool);
         }
-        print!("{}", pools_table(&[pool]));
+        say(&pools_table(&[pool]));
         Ok(())
     }
 }
@@ -174,7 +175,7 @@ impl Ls {
         if self.json {
             return print_json(&pools);
         }
-        print!("{}", pools_table(&pools));
+        say(&pools_table(&pools));
         Ok(())
     }
 }
@@ -185,7 +186,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }

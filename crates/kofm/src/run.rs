@@ -34,6 +34,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::ask::{Demand, Server, acquire};
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
 use crate::guard::{children, kill_orphans};
+use crate::output::tell;
 
 /// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
 const RATE: u32 = 50;
@@ -112,11 +113,11 @@ impl Run {
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: the lease is lost; stopping the command");
+                            tell("kofm: the lease is lost; stopping the command");
                             guard.say("lost").await;
                             lost = true;
                         }
-                        Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
+                        Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
                         Err(_) => {}
                     }
                     next = Instant::now() + pause;
@@ -192,12 +193,12 @@ pub(crate) async fn start_guard(
 /// Gives the lease back, if nothing runs any more that it was for.
 pub(crate) async fn give_back(client: &Client, lease: &str, end: End) -> Result<u8, Exit> {
     if !end.over {
-        eprintln!("kofm: not released, for the command may still run; it will expire");
+        tell("kofm: not released, for the command may still run; it will expire");
         return end.code;
     }
     // Who has lost the lease finds nothing to release, and that is harmless.
     if let Err(error) = client.release(lease).await {
-        eprintln!("kofm: not released, it will expire: {error}");
+        tell(&format!("kofm: not released, it will expire: {error}"));
     }
     end.code
 }

@@ -9,6 +9,7 @@ use kofm_net::duration;
 
 use crate::ask::{Server, owner, print_json, show_ms, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT};
+use crate::output::{say, tell};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -131,7 +132,7 @@ impl Set {
         if self.json {
             return print_json(&semaphore);
         }
-        print!("{}", semaphores_table(&[semaphore]));
+        say(&semaphores_table(&[semaphore]));
         Ok(())
     }
 }
@@ -159,7 +160,7 @@ impl P {
         if self.json {
             return print_json(&taken);
         }
-        eprintln!("took {k} of {name} after {}", show_ms(taken.waited_ms));
+        tell(&format!("took {k} of {name} after {}", show_ms(taken.waited_ms)));
         Ok(())
     }
 }
@@ -174,7 +175,7 @@ impl V {
         if self.json {
             return print_json(&added);
         }
-        eprintln!("added {m} to {name}");
+        tell(&format!("added {m} to {name}"));
         Ok(())
     }
 }
@@ -186,7 +187,7 @@ impl Ls {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", semaphores_table(&list));
+        say(&semaphores_table(&list));
         Ok(())
     }
 }
@@ -197,7 +198,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use kofm_sim::span::{DELAY, Span};
 use crate::exit::Exit;
 use crate::groups;
 use crate::lab::{self, Lab};
-use crate::output::{Progress, WholeFile, grouped, say};
+use crate::output::{Progress, WholeFile, grouped, say, tell};
 
 const EXAMPLES: &str = "\
 Times are in units of the mean link delay: `A..B` is uniform, `~X` exponential, `X` constant.
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         say(&table(args, kind, &setup, &report));
         let rate = report.events as f64 / wall.as_secs_f64().max(1e-6);
         let ms = wall.as_millis();
-        eprintln!("{} events in {ms} ms, {rate:.1e} per second", grouped(report.events));
+        tell(&format!("{} events in {ms} ms, {rate:.1e} per second", grouped(report.events)));
     }
     if report.is_clean() { Ok(()) } else { Err(Exit::silent()) }
 }

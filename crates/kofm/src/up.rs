@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::exit::{Exit, SYSTEM, USAGE};
 use crate::log::Log;
+use crate::output::{tell, try_say};
 use crate::serve::{access, allow_many_files, stop_signal};
 
 #[derive(Debug, Args)]
@@ -66,7 +67,8 @@ impl Up {
         let mut first = String::new();
         for (site, listener) in sites.iter().zip(listeners) {
             let address = listener.local_addr()?;
-            println!("{} http://{address}", site.config().site);
+            // Its work does not depend on somebody reading this.
+            drop(try_say(&format!("{} http://{address}\n", site.config().site)));
             if first.is_empty() {
                 first = format!("http://{address}");
             }
@@ -74,7 +76,7 @@ impl Up {
         }
         advise(&first, &names);
         stop_signal().await?;
-        eprintln!("stopping");
+        tell("stopping");
         Ok(())
     }
 
@@ -100,17 +102,17 @@ impl Up {
 
 /// What to type next.
 fn advise(addr: &str, pools: &[String]) {
-    eprintln!("\nIn another terminal:\n");
+    tell("\nIn another terminal:\n");
     if addr != "http://127.0.0.1:7600" {
-        eprintln!("  export KOFM_ADDR={addr}");
+        tell(&format!("  export KOFM_ADDR={addr}"));
     }
     let pool = pools.first().map_or("gpu", String::as_str);
     let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
-    eprintln!("  {binary} status");
-    eprintln!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'");
-    eprintln!("  {binary} acquire {pool}:1 --ttl 5m --json");
-    eprintln!("  {binary} queue");
-    eprintln!("\nOr open {addr}/ in a browser. Ctrl-C ends it.");
+    tell(&format!("  {binary} status"));
+    tell(&format!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'"));
+    tell(&format!("  {binary} acquire {pool}:1 --ttl 5m --json"));
+    tell(&format!("  {binary} queue"));
+    tell(&format!("\nOr open {addr}/ in a browser. Ctrl-C ends it."));
 }
 
 /// Reads `8` or `a,b,c`.

@@ -9,6 +9,7 @@ mod guard;
 mod harness;
 mod lab;
 mod links;
+mod output;
 mod quarantine;
 mod scenarios;
 mod semaphores;
