@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use kofm_net::api::{self, OnExpiry, PutPool, PutQuarantine, UnitsSpec};
 use kofm_net::client::escape;
-use kofm_net::config::check_name;
+use kofm_net::config::{MAX_UNITS, check_name};
 use std::time::Duration;
 
 use crate::ask::{Server, pools_table, print_json, quarantine_table};
@@ -47,7 +47,7 @@ Example:
 pub(crate) struct Set {
     name: String,
     /// How many, or their names: 8 or a,b,c
-    #[arg(long, value_name = "M|a,b,c")]
+    #[arg(long, value_name = "M|a,b,c", allow_negative_numbers = true)]
     units: String,
     /// How it is shared
     #[arg(long, value_name = "P")]
@@ -147,10 +147,7 @@ fn change(
 
 impl Set {
     fn run(self) -> Result<(), Exit> {
-        let units = match self.units.parse() {
-            Ok(count) => UnitsSpec::Count(count),
-            Err(_) => UnitsSpec::Names(self.units.split(',').map(str::to_owned).collect()),
-        };
+        let units = units(&self.units)?;
         let on_expiry = self.on_expiry.as_deref().map(|name| {
             let text = format!("--on-expiry is release, hold or quarantine, not `{name}`");
             OnExpiry::named(name).ok_or_else(|| Exit::new(USAGE, text))
@@ -166,6 +163,24 @@ impl Set {
         say(&pools_table(&[pool]));
         Ok(())
     }
+}
+
+/// Reads `8` or `a,b,c`. One word that looks like a number and is none is a slip, not a name.
+pub(crate) fn units(text: &str) -> Result<UnitsSpec, Exit> {
+    if let Some(count) = text.parse().ok().filter(|count| (1..=MAX_UNITS).contains(count)) {
+        return Ok(UnitsSpec::Count(count));
+    }
+    let numeric = |first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.');
+    if !text.contains(',') && text.starts_with(numeric) {
+        return Err(Exit::new(
+            INFEASIBLE,
+            format!(
+                "`{text}` is no number of units; write a number from 1 to {MAX_UNITS}, or names \
+                 with commas, as gpu-0,gpu-1; the name of a single unit begins with a letter"
+            ),
+        ));
+    }
+    Ok(UnitsSpec::Names(text.split(',').map(str::to_owned).collect()))
 }
 
 impl Ls {

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kofm_net::Site;
-use kofm_net::config::{MAX_UNITS, PoolConfig, check_name, protocol_named};
+use kofm_net::api::UnitsSpec;
+use kofm_net::config::{PoolConfig, check_name, protocol_named};
 use tokio::net::TcpListener;
 
 use crate::exit::{Exit, SYSTEM, USAGE};
 use crate::log::Log;
 use crate::output::{tell, try_say};
+use crate::pool;
 use crate::serve::{access, allow_many_files, stop_signal};
 
 #[derive(Debug, Args)]
@@ -90,11 +92,13 @@ impl Up {
                 .split_once('=')
                 .ok_or_else(|| usage(format!("--pool {text}: write NAME=M or NAME=a,b,c")))?;
             check_name(name).map_err(usage)?;
-            let mut pool = parse_units(units).map_err(usage)?;
+            let mut pool = parse_units(units)?;
             if let Some(protocol) = &self.protocol {
                 pool.protocol = protocol_named(protocol).map_err(usage)?;
             }
-            list.insert(name.to_owned(), pool);
+            if list.insert(name.to_owned(), pool).is_some() {
+                return Err(usage(format!("--pool {name} stands there twice")));
+            }
         }
         Ok(list)
     }
@@ -116,19 +120,17 @@ fn advise(addr: &str, pools: &[String]) {
 }
 
 /// Reads `8` or `a,b,c`.
-fn parse_units(text: &str) -> Result<PoolConfig, String> {
-    if let Ok(units) = text.parse() {
-        let pool = PoolConfig::new(units);
-        let fits = (1..=MAX_UNITS).contains(&units);
-        return fits.then_some(pool).ok_or_else(|| format!("units are 1 to {MAX_UNITS}"));
-    }
-    let names: Vec<String> = text.split(',').map(str::to_owned).collect();
+fn parse_units(text: &str) -> Result<PoolConfig, Exit> {
+    let names = match pool::units(text)? {
+        UnitsSpec::Count(units) => return Ok(PoolConfig::new(units)),
+        UnitsSpec::Names(names) => names,
+    };
     for (i, name) in names.iter().enumerate() {
-        check_name(name)?;
+        check_name(name).map_err(Exit::usage)?;
         if names[..i].contains(name) {
-            return Err(format!("two units have the name `{name}`"));
+            return Err(Exit::usage(format!("two units have the name `{name}`")));
         }
     }
-    let units = u32::try_from(names.len()).map_err(|_| "too many units".to_owned())?;
+    let units = u32::try_from(names.len()).map_err(|_| Exit::usage("too many units"))?;
     Ok(PoolConfig { names, ..PoolConfig::new(units) })
 }

@@ -14,3 +14,4 @@ mod quarantine;
 mod scenarios;
 mod semaphores;
 mod tree;
+mod usage;
