@@ -17,14 +17,19 @@ use crate::output::{say, say_line, tell, try_say};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Server {
     /// The site: http://HOST:PORT or unix:PATH
-    #[arg(long, env = "KOFM_ADDR", default_value = "http://127.0.0.1:7600")]
+    #[arg(long, env = "KOFM_ADDR", default_value = DEFAULT)]
     pub addr: String,
 }
 
+const DEFAULT: &str = "http://127.0.0.1:7600";
+
 impl Server {
     pub(crate) fn client(&self) -> Result<Client, Exit> {
-        let address = Address::parse(&self.addr).map_err(|text| Exit::new(USAGE, text))?;
-        Ok(Client::new(address, std::env::var("KOFM_TOKEN").ok()))
+        // A variable that is empty is as good as none.
+        let addr = if self.addr.is_empty() { DEFAULT } else { &self.addr };
+        let address =
+            Address::parse(addr).map_err(|text| Exit::new(USAGE, format!("--addr: {text}")))?;
+        Ok(Client::new(address, token()?))
     }
 
     /// Runs a future with a client, on this thread.
@@ -36,6 +41,16 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(work(client))
     }
+}
+
+/// Who asks, to sites that want to know. A token goes into a line of HTTP, so it is one line.
+fn token() -> Result<Option<String>, Exit> {
+    let Some(token) = std::env::var_os("KOFM_TOKEN").filter(|it| !it.is_empty()) else {
+        return Ok(None);
+    };
+    let token = token.into_string().ok().filter(|it| !it.contains(char::is_control));
+    let text = "KOFM_TOKEN is no token: it is one line of text, without control characters";
+    token.map(Some).ok_or_else(|| Exit::new(USAGE, text))
 }
 
 /// What is asked, and how.

@@ -34,3 +34,20 @@ fn what_looks_like_a_number_of_units_is_no_name() {
         assert_eq!(made["units"], count, "{units}");
     }
 }
+
+#[test]
+fn addresses_and_tokens_that_cannot_be_are_wrong_usage() {
+    for addr in ["https://127.0.0.1:1", "ftp://127.0.0.1:1", "unix:", "127.0.0.1", "http://a:b"] {
+        refused(&kofm(&["status", "--addr", addr]), 64, "write http://HOST:PORT or unix:PATH");
+    }
+    refused(&kofm(&["status", "--addr", "HTTP://127.0.0.1:1"]), 69, "127.0.0.1:1");
+    let status = |variable: &str, value: &str| {
+        let mut command = Command::new(KOFM);
+        command.args(["status"]).env("KOFM_ADDR", "http://127.0.0.1:1").env(variable, value);
+        command.output().unwrap()
+    };
+    refused(&status("KOFM_TOKEN", "a\nb"), 64, "KOFM_TOKEN");
+    refused(&status("KOFM_TOKEN", ""), 69, "127.0.0.1:1");
+    let default = status("KOFM_ADDR", "");
+    assert_ne!(default.status.code(), Some(64), "{default:?}");
+}
