@@ -25,6 +25,7 @@ use clap::{Args, ValueEnum};
 use kofm_net::FastClient;
 use kofm_net::api::{State, Submit};
 use kofm_net::client::{Address, Client};
+use kofm_net::config::protocol_named;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -147,6 +148,7 @@ struct Latency {
 
 impl Bench {
     pub(crate) fn run(self) -> Result<(), Exit> {
+        self.check()?;
         // As many threads as a site has: echo, sites and clients are all alike in that.
         let runtime = crate::serve::runtime()?;
         if self.echo {
@@ -158,6 +160,22 @@ impl Bench {
         }
         say(&show(&report));
         Ok(())
+    }
+
+    /// A slip is told before the first minutes are spent.
+    fn check(&self) -> Result<(), Exit> {
+        for (what, numbers, most) in
+            [("--sites", &self.sites, 100), ("--clients", &self.clients, 10_000)]
+        {
+            if let Some(number) = numbers.iter().find(|number| !(1..=most).contains(*number)) {
+                return Err(Exit::usage(format!("{what} {number}: write 1 to {most}")));
+            }
+        }
+        for name in &self.protocol {
+            protocol_named(name).map_err(|text| Exit::usage(format!("--protocol: {text}")))?;
+        }
+        let text = "--time 0 leaves no time to measure in";
+        if self.time.is_zero() { Err(Exit::usage(text)) } else { Ok(()) }
     }
 
     async fn measure(&self) -> Result<Report, Exit> {

@@ -51,3 +51,11 @@ fn addresses_and_tokens_that_cannot_be_are_wrong_usage() {
     let default = status("KOFM_ADDR", "");
     assert_ne!(default.status.code(), Some(64), "{default:?}");
 }
+
+#[test]
+fn a_bench_that_cannot_be_is_not_begun() {
+    refused(&kofm(&["bench", "--sites", "1,0"]), 64, "--sites 0");
+    refused(&kofm(&["bench", "--clients", "0"]), 64, "--clients 0");
+    refused(&kofm(&["bench", "--time", "0"]), 64, "--time 0");
+    refused(&kofm(&["bench", "--protocol", "nosuch"]), 64, "nosuch");
+}
