@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use clap::Args;
+use clap::Parser;
 use kofm_net::Moment;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
@@ -33,7 +33,10 @@ const SHORT_GRACE: Duration = Duration::from_secs(1);
 /// How often, a millisecond apart, it is looked whether what was killed is dead.
 const PATIENCE: u32 = 1000;
 
-#[derive(Debug, Args)]
+/// The first word for those who start one.
+pub(crate) const NAME: &str = "__guard";
+
+#[derive(Debug, Parser)]
 pub(crate) struct Guard {
     /// The wrapper's socket
     #[arg(long)]

@@ -95,8 +95,6 @@ enum Command {
     Completions(extras::Completions),
     /// Write manual pages
     Man(extras::Man),
-    #[command(name = "__guard", hide = true)]
-    Guard(guard::Guard),
 }
 
 impl Command {
@@ -132,19 +130,28 @@ impl Command {
                 Ok(())
             }
             Self::Man(man) => man.run(),
-            Self::Guard(guard) => guard.run(),
         }
     }
 }
 
 const EXIT_CODES: &str = "\
 Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool or malformed demand;
-69 no site reachable; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 124 --wait ran out.
-The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN.";
+69 no site reachable; 71 the system lacks something, as a free port; 75 busy, with --wait 0;
+76 lease lost; 77 not allowed; 78 a mistake in the configuration; 124 --wait ran out; 126 and 127
+run could not start the child; 1 the answer is no, or cannot be printed.
+The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN. What up and serve log is
+chosen by KOFM_LOG: error, warn, info, debug, or a part of it, as kofm_net=debug.";
 
 fn main() -> ExitCode {
-    let result = match Cli::try_parse() {
-        Ok(cli) => cli.command.run(),
+    let guard = std::env::args_os().nth(1).is_some_and(|word| word == guard::NAME);
+    let parsed = if guard {
+        // Not one of the commands, so that no help and no completion offers it.
+        guard::Guard::try_parse_from(std::env::args_os().skip(1)).map(guard::Guard::run)
+    } else {
+        Cli::try_parse().map(|cli| cli.command.run())
+    };
+    let result = match parsed {
+        Ok(result) => result,
         Err(error) if error.use_stderr() => {
             // Where not even the usage can be printed, the exit code still says it.
             drop(error.print());

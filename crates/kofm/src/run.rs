@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::ask::{Demand, Server, acquire};
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
-use crate::guard::{children, kill_orphans};
+use crate::guard::{self, children, kill_orphans};
 use crate::output::tell;
 
 /// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
@@ -171,11 +171,11 @@ pub(crate) async fn start_guard(
     let strangers = children().unwrap_or_default();
     let listener = UnixListener::from_std(listener)?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["__guard", "--socket", &name, "--"]).args(words);
+    command.args([guard::NAME, "--socket", &name, "--"]).args(words);
     // A group of its own: a terminal's Ctrl-Z must not stop the guard.
     command.process_group(0).stdin(Stdio::inherit());
     command.envs(env.iter().map(|it| (&it.0, &it.1)));
-    let guard = command.spawn()?;
+    let child = command.spawn()?;
     let limit = Duration::from_secs(10);
     loop {
         let accepted = timeout(limit, listener.accept()).await;
@@ -183,7 +183,7 @@ pub(crate) async fn start_guard(
         let (stream, _) = accepted.map_err(|_| Exit::new(SYSTEM, text))??;
         // Names of such sockets are public: only the process that was started counts.
         let pid = stream.peer_cred()?.pid();
-        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(guard.id())) {
+        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(child.id())) {
             let pid = pid.and_then(Pid::from_raw).ok_or(std::io::ErrorKind::Other);
             return Ok(GuardLink::new(stream, pid.map_err(std::io::Error::from)?, strangers));
         }

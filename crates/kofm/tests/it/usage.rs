@@ -59,3 +59,20 @@ fn a_bench_that_cannot_be_is_not_begun() {
     refused(&kofm(&["bench", "--time", "0"]), 64, "--time 0");
     refused(&kofm(&["bench", "--protocol", "nosuch"]), 64, "nosuch");
 }
+
+#[test]
+fn hidden_commands_are_offered_nowhere() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = kofm(&["completions", shell]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("acquire") && !text.contains("guard"), "{shell}");
+    }
+}
+
+#[test]
+fn a_wrong_log_filter_is_told() {
+    let mut command = Command::new(KOFM);
+    // It ends at once, for there is no such address.
+    command.args(["up", "--http", "192.0.2.1:1"]).env("KOFM_LOG", "kofm=loud");
+    refused(&command.output().unwrap(), 71, "KOFM_LOG");
+}
