@@ -123,7 +123,15 @@ pub(crate) fn owner() -> String {
     format!("{}@{}", user, host.nodename().to_string_lossy())
 }
 
+const ACQUIRE_EXAMPLES: &str = "\
+Examples:
+  LEASE=$(kofm acquire gpu:2 --ttl 5m)             # only the lease's id goes to stdout
+  kofm renew $LEASE                                # before the five minutes are over
+  kofm release $LEASE
+  kofm acquire gpu licence --wait 30s --json       # all or nothing";
+
 #[derive(Debug, Args)]
+#[command(after_help = ACQUIRE_EXAMPLES)]
 pub(crate) struct Acquire {
     #[command(flatten)]
     demand: Demand,
@@ -393,7 +401,14 @@ fn show_blocker(blocker: &api::Blocker) -> String {
     }
 }
 
+const HISTORY_EXAMPLES: &str = "\
+Examples:
+  kofm history                                     # the last 100 events that this site knows
+  kofm history gpu --limit 10
+  kofm history --json";
+
 #[derive(Debug, Args)]
+#[command(after_help = HISTORY_EXAMPLES)]
 pub(crate) struct History {
     /// Only this pool
     pool: Option<String>,

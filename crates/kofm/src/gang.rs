@@ -56,6 +56,10 @@ on this machine. Otherwise run this on each member's machine, against its own si
 Gangs of the rota, which the configuration fixes, are run in this way too; under `groups`, where
 they take turns, it is `kofm gang run rota --as SITE`, and KOFM_GANG says whose turn it is.
 
+Examples, for a cluster in one process:
+  kofm gang set pair --member s0=gpu:1 --member s1=gpu:1,licence:1
+  kofm gang run pair -- sh -c 'echo $KOFM_MEMBER has $KOFM_UNITS_GPU'
+
 Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
 lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
 

@@ -107,6 +107,9 @@ impl WholeFile {
         let name = path.file_name().ok_or_else(|| {
             Exit::usage(format!("--trace: {} does not name a file", path.display()))
         })?;
+        if path.is_dir() {
+            return Err(Exit::usage(format!("--trace: {} is a directory", path.display())));
+        }
         let mut partial = name.to_owned();
         partial.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(partial);

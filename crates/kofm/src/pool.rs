@@ -15,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pool {
-    /// Make a pool, or change one that nobody uses
+    /// Make a pool, or make one larger or smaller
+    #[command(after_help = SET_HELP)]
     Set(Set),
     /// List pools
     Ls(Ls),
@@ -28,6 +29,14 @@ pub(crate) enum Pool {
     #[command(after_help = RETURN_HELP)]
     Return(Return),
 }
+
+const SET_HELP: &str = "\
+Examples:
+  kofm pool set licence --units 8                  # eight units, called 0 to 7
+  kofm pool set gpu --units gpu-0,gpu-1,gpu-2
+  kofm pool set licence --units 10                 # two more; who holds some keeps them
+
+Clusters of `kofm serve` change pools while they are used; in `kofm up` nobody may use them then.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kofm_net::Moment;
-use kofm_net::api::{Code, Lease};
+use kofm_net::api::{Code, Lease, Want};
 use kofm_net::client::{Client, ClientError};
 use rustix::process::{Pid, getpid, set_child_subreaper};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -39,7 +39,18 @@ use crate::output::tell;
 /// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
 const RATE: u32 = 50;
 
+const EXAMPLES: &str = "\
+Examples:
+  kofm run gpu -- ./train.sh                       # one unit; KOFM_UNITS_GPU names it
+  kofm run gpu:2 licence --wait 10m -- make sim    # all or nothing, within ten minutes
+  kofm run gpu:2 --env CUDA_VISIBLE_DEVICES=@gpu -- ./train.sh
+  kofm run reboot --wait 0 --reason kernel -- echo 'my turn'
+
+Exit code: the command's own, 128+signal where a signal ended it; 75 busy (--wait 0), 124 --wait
+ran out, 76 the lease was lost and the command was stopped.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Run {
     #[command(flatten)]
     demand: Demand,
@@ -58,8 +69,8 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let extra = self.extra_variables()?;
         let spec = self.demand.submit()?;
+        let extra = self.extra_variables(&spec.want)?;
         let code = self.server.with(async |client| {
             let lease = acquire(client.clone(), spec, &self.demand).await?;
             let end = self.hold(&client, &lease, &extra).await.unwrap_or_else(End::before_start);
@@ -68,13 +79,19 @@ impl Run {
         if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
     }
 
-    fn extra_variables(&self) -> Result<Vec<(String, String)>, Exit> {
-        let parse = |text: &String| {
-            let (variable, pool) = text.split_once("=@")?;
-            (!variable.is_empty()).then(|| (variable.to_owned(), pool.to_owned()))
-        };
-        let wrong = |text: &String| Exit::new(USAGE, format!("--env {text}: write VAR=@POOL"));
-        self.env.iter().map(|text| parse(text).ok_or_else(|| wrong(text))).collect()
+    /// Variables, and the pools whose units they are to name.
+    fn extra_variables(&self, want: &Want) -> Result<Vec<(String, String)>, Exit> {
+        let mut extra = Vec::new();
+        for text in &self.env {
+            let parts = text.split_once("=@").filter(|(variable, _)| !variable.is_empty());
+            let (variable, pool) =
+                parts.ok_or_else(|| Exit::new(USAGE, format!("--env {text}: write VAR=@POOL")))?;
+            if !want.contains_key(pool) {
+                return Err(Exit::new(USAGE, format!("--env {text}: {pool} is not asked for")));
+            }
+            extra.push((variable.to_owned(), pool.to_owned()));
+        }
+        Ok(extra)
     }
 
     /// Runs the command under its guard until one of them ends. Errors come before it starts.
@@ -85,7 +102,7 @@ impl Run {
         extra: &[(String, String)],
     ) -> Result<End, Exit> {
         let mut signals = Signals::new()?;
-        let mut guard = start_guard(&self.command, &Self::variables(lease, extra)?).await?;
+        let mut guard = start_guard(&self.command, &Self::variables(lease, extra)).await?;
         // How old the grant is, nobody here knows: this process may have been stopped since. A
         // renewal has a beginning that is known.
         let sent = Moment::now();
@@ -127,15 +144,13 @@ impl Run {
     }
 
     /// What the command is told.
-    fn variables(lease: &Lease, extra: &[(String, String)]) -> Result<Vec<(String, String)>, Exit> {
+    fn variables(lease: &Lease, extra: &[(String, String)]) -> Vec<(String, String)> {
         let mut env = told(&lease.id, lease.fence, &lease.units);
         for (variable, pool) in extra {
-            let units = lease.units.get(pool).ok_or_else(|| {
-                Exit::new(USAGE, format!("--env {variable}=@{pool}: {pool} is not asked for"))
-            })?;
-            env.push((variable.clone(), units.join(",")));
+            let units = lease.units.get(pool).map_or(String::new(), |units| units.join(","));
+            env.push((variable.clone(), units));
         }
-        Ok(env)
+        env
     }
 }
 

@@ -66,7 +66,8 @@ pub(crate) struct Args {
     /// Let a site hold this many times as long (repeatable)
     #[arg(long, value_name = "SITE=FACTOR")]
     long: Vec<String>,
-    /// What goes wrong, with commas: pause, partition, crash, restart, arbitrary-start, corrupt=P
+    /// What goes wrong, with commas: pause, partition, crash, restart, one-way, clock-rate,
+    /// arbitrary-start, corrupt=P
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     faults: Vec<Fault>,
     /// Decides everything random

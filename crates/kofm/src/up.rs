@@ -16,7 +16,14 @@ use crate::output::{tell, try_say};
 use crate::pool;
 use crate::serve::{access, allow_many_files, stop_signal};
 
+const EXAMPLES: &str = "\
+Examples:
+  kofm up                                          # 3 sites; pools gpu, licence and reboot
+  kofm up --sites 5 --pool gpu=gpu-0,gpu-1 --pool licence=8
+  kofm up --http 127.0.0.1:0                       # any free ports; they are printed";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Up {
     /// How many sites
     #[arg(long, default_value_t = 3)]

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::harness::{Cluster, KOFM};
+use crate::harness::{Cluster, KOFM, free_port, serve, temp_dir};
 
 fn kofm(args: &[&str]) -> Output {
     let mut command = Command::new(KOFM);
@@ -75,4 +75,34 @@ fn a_wrong_log_filter_is_told() {
     // It ends at once, for there is no such address.
     command.args(["up", "--http", "192.0.2.1:1"]).env("KOFM_LOG", "kofm=loud");
     refused(&command.output().unwrap(), 71, "KOFM_LOG");
+}
+
+#[test]
+fn slips_are_told_before_the_work() {
+    let sim = ["sim", "--protocol", "permission", "--sites", "3", "--units", "2"];
+    refused(&kofm(&[&sim[..], &["--trace", "/tmp"]].concat()), 64, "directory");
+    let run = ["run", "gpu", "--env", "X=@licence", "--", "true"];
+    refused(&kofm(&run), 64, "licence is not asked for");
+}
+
+#[test]
+fn a_refusal_is_told_in_words() {
+    let dir = temp_dir();
+    let tokens = dir.join("tokens");
+    std::fs::write(&tokens, "secret\n").unwrap();
+    let top = format!("token_file = \"{}\"\n", tokens.display());
+    let http = free_port();
+    let path = dir.join("site.toml");
+    let text = format!(
+        "cluster = \"t\"\nsite = \"a\"\nhttp = \"127.0.0.1:{http}\"\n{top}[pools]\ngpu = 1\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let (mut site, addr) = serve(&path);
+    let output = kofm(&["status", "--addr", &addr]);
+    refused(&output, 77, "token");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!text.contains(['{', '"']), "{text}");
+    site.kill().unwrap();
+    site.wait().unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
 }
