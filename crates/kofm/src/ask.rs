@@ -8,10 +8,10 @@ use kofm_net::api::{self, Code, State, Submit, Want};
 use kofm_net::client::{Address, Client, ClientError, escape};
 use kofm_net::duration;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::{BUSY, Exit, INFEASIBLE, SYSTEM, TIMEOUT, UNREACHABLE, USAGE};
+use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, SYSTEM, TIMEOUT, UNREACHABLE, USAGE};
 use crate::output::{say, say_line, tell, try_say};
+use crate::run::Signals;
 
 /// Where the site is.
 #[derive(Clone, Debug, Args)]
@@ -146,7 +146,8 @@ impl Acquire {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let spec = self.demand.submit()?;
         let lease = self.server.with(async |client| {
-            let lease = acquire(client.clone(), spec, &self.demand).await?;
+            let mut signals = Signals::new()?;
+            let lease = acquire(&client, &spec, &self.demand, &mut signals).await?;
             // Only the id on stdout, for LEASE=$(kofm acquire …).
             let text = if self.json { json(&lease)? } else { lease.id.clone() };
             let Err(error) = try_say(&format!("{text}\n")) else { return Ok(lease) };
@@ -169,34 +170,83 @@ impl Acquire {
 
 /// Asks and waits. Whoever is interrupted leaves nothing behind.
 pub(crate) async fn acquire(
-    client: Client,
-    spec: Submit,
+    client: &Client,
+    spec: &Submit,
     demand: &Demand,
+    signals: &mut Signals,
 ) -> Result<api::Lease, Exit> {
-    let request = client.submit(&spec).await?;
-    if request.state == State::Queued {
-        let place = request.position.unwrap_or(1);
-        tell(&format!("waiting as {}, place {place}", request.id));
-    }
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut hangup = signal(SignalKind::hangup())?;
-    let id = request.id.clone();
-    let request = tokio::select! {
-        request = client.wait(request) => request?,
-        _ = interrupt.recv() => return give_up(&client, &id, 130).await,
-        _ = terminate.recv() => return give_up(&client, &id, 143).await,
-        _ = hangup.recv() => return give_up(&client, &id, 129).await,
-    };
+    let (request, signal) = answered(client.submit(spec), signals).await?;
+    let waits = request.state == State::Queued;
+    let request = settled(client, request, signal, signals).await?;
     match request.lease {
         Some(lease) if request.state == State::Granted => Ok(lease),
+        // This process was stopped for that long.
+        _ if waits && request.state == State::Expired => {
+            Err(Exit::new(LOST, "the lease was granted, and had expired before it was taken"))
+        }
         Some(_) | None => Err(demand.refused(&request)),
     }
 }
 
-async fn give_up<T>(client: &Client, id: &str, code: u8) -> Result<T, Exit> {
-    client.cancel(id).await?;
-    Err(Exit::new(code, "given up; nothing is held"))
+/// Waits for the answer to a request, and for a signal that came meanwhile: only the answer says
+/// what is to be given up. Who cannot wait for that sends a second one.
+pub(crate) async fn answered<T>(
+    call: impl Future<Output = Result<T, ClientError>>,
+    signals: &mut Signals,
+) -> Result<(T, Option<i32>), Exit> {
+    tokio::pin!(call);
+    let number = tokio::select! {
+        answer = &mut call => return Ok((answer?, None)),
+        number = signals.next() => number,
+    };
+    tokio::select! {
+        answer = &mut call => Ok((answer?, Some(number))),
+        number = signals.next() => {
+            let text = "ended before the site answered; what it grants will expire";
+            Err(Exit::new(signal_code(number), text))
+        }
+    }
+}
+
+/// Waits until a request is granted or over. It is given up when a signal has come or comes, and
+/// when the site can no longer be asked about it.
+pub(crate) async fn settled(
+    client: &Client,
+    request: api::Request,
+    signal: Option<i32>,
+    signals: &mut Signals,
+) -> Result<api::Request, Exit> {
+    let id = request.id.clone();
+    if signal.is_none() && request.state == State::Queued {
+        tell(&format!("waiting as {id}, place {}", request.position.unwrap_or(1)));
+    }
+    let sent = async {
+        match signal {
+            Some(number) => number,
+            None => signals.next().await,
+        }
+    };
+    let number = tokio::select! {
+        biased;
+        number = sent => number,
+        waited = client.wait(request) => {
+            if waited.is_err() {
+                // It may well fail like the question before it; then the lease expires.
+                client.cancel(&id).await.ok();
+            }
+            return Ok(waited?);
+        }
+    };
+    client.cancel(&id).await?;
+    Err(given_up(number))
+}
+
+pub(crate) fn given_up(signal: i32) -> Exit {
+    Exit::new(signal_code(signal), "given up; nothing is held")
+}
+
+fn signal_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
 #[derive(Debug, Args)]

@@ -17,7 +17,7 @@ use kofm_net::{Moment, duration};
 use rustix::process::Pid;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::ask::{Server, owner, print_json, table};
+use crate::ask::{Server, answered, given_up, owner, print_json, settled, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::output::{say, tell};
 use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
@@ -229,7 +229,9 @@ impl Run {
         let spec =
             StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
         let start = path(&self.name)? + "/start";
-        let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
+        let mut signals = Signals::new()?;
+        let call = client.call(Method::POST, &start, Some(&spec), PATIENCE);
+        let (started, signal): (Started, _) = answered(call, &mut signals).await?;
         let id = started.request.id.clone();
         if !started.together && !self.here && started.members.len() > 1 {
             client.cancel(&id).await?;
@@ -242,17 +244,7 @@ impl Run {
                 ),
             ));
         }
-        if started.request.state == State::Queued {
-            tell(&format!("waiting as {id}, place {}", started.request.position.unwrap_or(1)));
-        }
-        let mut signals = Signals::new()?;
-        let request = tokio::select! {
-            request = client.wait(started.request) => request?,
-            number = signals.next() => {
-                client.cancel(&id).await?;
-                return Err(given_up(number));
-            }
-        };
+        let request = settled(client, started.request, signal, &mut signals).await?;
         let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
             return Err(self.refused(&request));
         };
@@ -467,10 +459,6 @@ impl Run {
             }
         }
     }
-}
-
-fn given_up(signal: i32) -> Exit {
-    Exit::new(u8::try_from(128 + signal).unwrap_or(u8::MAX), "given up; nothing is held")
 }
 
 /// The members that run here, each under its guard.

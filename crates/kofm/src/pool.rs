@@ -36,7 +36,8 @@ Examples:
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
   kofm pool set licence --units 10                 # two more; who holds some keeps them
 
-Clusters of `kofm serve` change pools while they are used; in `kofm up` nobody may use them then.";
+Clusters of several machines change pools while they are used; in `kofm up`, and with a single site,
+nobody may use them then.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:

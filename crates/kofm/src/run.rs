@@ -72,9 +72,10 @@ impl Run {
         let spec = self.demand.submit()?;
         let extra = self.extra_variables(&spec.want)?;
         let code = self.server.with(async |client| {
-            let lease = acquire(client.clone(), spec, &self.demand).await?;
-            let end = self.hold(&client, &lease, &extra).await.unwrap_or_else(End::before_start);
-            give_back(&client, &lease.id, end).await
+            let mut signals = Signals::new()?;
+            let lease = acquire(&client, &spec, &self.demand, &mut signals).await?;
+            let held = self.hold(&client, &lease, &extra, &mut signals).await;
+            give_back(&client, &lease.id, held.unwrap_or_else(End::before_start)).await
         })?;
         if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
     }
@@ -100,8 +101,8 @@ impl Run {
         client: &Client,
         lease: &Lease,
         extra: &[(String, String)],
+        signals: &mut Signals,
     ) -> Result<End, Exit> {
-        let mut signals = Signals::new()?;
         let mut guard = start_guard(&self.command, &Self::variables(lease, extra)).await?;
         // How old the grant is, nobody here knows: this process may have been stopped since. A
         // renewal has a beginning that is known.

@@ -225,3 +225,26 @@ fn a_wrapper_that_slept_through_its_grant_does_not_start() {
     assert!(!file.exists());
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// A signal that comes before the site has answered: nothing is left behind.
+#[test]
+fn whoever_is_interrupted_while_it_asks_holds_nothing() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    for args in [
+        &["acquire", "gpu", "--ttl", "10m"][..],
+        &["run", "gpu", "--ttl", "10m", "--", "sleep", "1000"],
+    ] {
+        signal(&cluster.sites[0], "STOP");
+        let mut asking = cluster.command(0, args).stderr(Stdio::null()).spawn().unwrap();
+        until("it catches TERM", || {
+            let path = format!("/proc/{}/status", asking.id());
+            let status = std::fs::read_to_string(path).unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << 14 != 0
+        });
+        signal(&asking, "TERM");
+        signal(&cluster.sites[0], "CONT");
+        assert_eq!(exit_code(&mut asking), 143, "{args:?}");
+        assert_eq!(cluster.pool(0, "gpu")["free"], 1, "{args:?}");
+    }
+}
