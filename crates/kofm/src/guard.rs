@@ -19,7 +19,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process,
     kill_process_group, pidfd_open, set_child_subreaper, waitpid,
 };
-use rustix::termios::isatty;
+use rustix::termios::{isatty, tcgetpgrp};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -212,6 +212,14 @@ impl Watch {
         }
     }
 
+    /// Ctrl-C goes to the group in the foreground, so the command has it when the wrapper has it.
+    /// In the background an interrupt comes from somebody who sent it to the wrapper alone.
+    fn told_by_terminal(&self) -> bool {
+        let Ok(front) = tcgetpgrp(rustix::stdio::stdin()) else { return false };
+        let inside = |pid| getpgid(pid).is_ok_and(|group| group == front);
+        !self.group && inside(getppid()) && inside(Some(self.pid))
+    }
+
     /// Kills the command and everything it started, whatever group it went to; says whether
     /// nothing of it is left.
     fn kill_all(&self) -> bool {
@@ -304,8 +312,8 @@ impl Watch {
         match word.split_once(' ') {
             Some(("signal", number)) => {
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
-                // A terminal has told the whole group already.
-                if let Some(signal) = signal.filter(|&it| self.group || it != Signal::INT) {
+                let told = |it: Signal| it == Signal::INT && self.told_by_terminal();
+                if let Some(signal) = signal.filter(|&it| !told(it)) {
                     self.signal(signal);
                 }
             }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::harness::{Cluster, exit_code, signal, temp_dir, until};
+use crate::harness::{Cluster, KOFM, exit_code, signal, temp_dir, until};
 
 /// Pools, each with its own chain of holders, at the same time.
 const CHAINS: usize = 8;
@@ -247,4 +247,27 @@ fn whoever_is_interrupted_while_it_asks_holds_nothing() {
         assert_eq!(exit_code(&mut asking), 143, "{args:?}");
         assert_eq!(cluster.pool(0, "gpu")["free"], 1, "{args:?}");
     }
+}
+
+/// On a terminal, in the background: the interrupt was sent to the wrapper alone.
+#[test]
+fn an_interrupt_reaches_a_command_in_the_background() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    std::fs::write(
+        dir.join("command"),
+        "trap 'exit 7' INT; touch started; while :; do sleep 0.05; done",
+    )
+    .unwrap();
+    let jobs = format!(
+        "set -m; {KOFM} run gpu -- sh command & until test -e started; do sleep 0.05; done; \
+         kill -INT $!; wait $!"
+    );
+    // It makes a terminal, and ends with the code of what it runs.
+    let mut script = Command::new("script");
+    script.args(["-qec", &jobs, "/dev/null"]).current_dir(&dir).stdin(Stdio::null());
+    script.env("KOFM_ADDR", &cluster.http[0]).env("SHELL", "/bin/sh").stdout(Stdio::null());
+    assert_eq!(exit_code(&mut script.spawn().unwrap()), 7);
+    cluster.all_free("gpu");
+    std::fs::remove_dir_all(dir).unwrap();
 }
