@@ -8,22 +8,28 @@ use kofm_net::api::{self, Code, State, Submit, Want};
 use kofm_net::client::{Address, Client, ClientError, escape};
 use kofm_net::duration;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT, UNREACHABLE, USAGE};
+use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, SYSTEM, TIMEOUT, UNREACHABLE, USAGE};
+use crate::output::{say, say_line, tell, try_say};
+use crate::run::Signals;
 
 /// Where the site is.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Server {
     /// The site: http://HOST:PORT or unix:PATH
-    #[arg(long, env = "KOFM_ADDR", default_value = "http://127.0.0.1:7600")]
+    #[arg(long, env = "KOFM_ADDR", default_value = DEFAULT)]
     pub addr: String,
 }
 
+const DEFAULT: &str = "http://127.0.0.1:7600";
+
 impl Server {
     pub(crate) fn client(&self) -> Result<Client, Exit> {
-        let address = Address::parse(&self.addr).map_err(|text| Exit::new(USAGE, text))?;
-        Ok(Client::new(address, std::env::var("KOFM_TOKEN").ok()))
+        // A variable that is empty is as good as none.
+        let addr = if self.addr.is_empty() { DEFAULT } else { &self.addr };
+        let address =
+            Address::parse(addr).map_err(|text| Exit::new(USAGE, format!("--addr: {text}")))?;
+        Ok(Client::new(address, token()?))
     }
 
     /// Runs a future with a client, on this thread.
@@ -35,6 +41,16 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(work(client))
     }
+}
+
+/// Who asks, to sites that want to know. A token goes into a line of HTTP, so it is one line.
+fn token() -> Result<Option<String>, Exit> {
+    let Some(token) = std::env::var_os("KOFM_TOKEN").filter(|it| !it.is_empty()) else {
+        return Ok(None);
+    };
+    let token = token.into_string().ok().filter(|it| !it.contains(char::is_control));
+    let text = "KOFM_TOKEN is no token: it is one line of text, without control characters";
+    token.map(Some).ok_or_else(|| Exit::new(USAGE, text))
 }
 
 /// What is asked, and how.
@@ -112,7 +128,15 @@ pub(crate) fn owner() -> String {
     format!("{}@{}", user, host.nodename().to_string_lossy())
 }
 
+const ACQUIRE_EXAMPLES: &str = "\
+Examples:
+  LEASE=$(kofm acquire gpu:2 --ttl 5m)             # only the lease's id goes to stdout
+  kofm renew $LEASE                                # before the five minutes are over
+  kofm release $LEASE
+  kofm acquire gpu licence --wait 30s --json       # all or nothing";
+
 #[derive(Debug, Args)]
+#[command(after_help = ACQUIRE_EXAMPLES)]
 pub(crate) struct Acquire {
     #[command(flatten)]
     demand: Demand,
@@ -126,52 +150,108 @@ pub(crate) struct Acquire {
 impl Acquire {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let spec = self.demand.submit()?;
-        let lease = self.server.with(|client| acquire(client, spec, &self.demand))?;
+        let lease = self.server.with(async |client| {
+            let mut signals = Signals::new()?;
+            let lease = acquire(&client, &spec, &self.demand, &mut signals).await?;
+            // Only the id on stdout, for LEASE=$(kofm acquire …).
+            let text = if self.json { json(&lease)? } else { lease.id.clone() };
+            let Err(error) = try_say(&format!("{text}\n")) else { return Ok(lease) };
+            // Nobody knows its id, so nobody else can give it back.
+            client.release(&lease.id).await?;
+            Err(Exit::negative(format!("cannot print the lease, it is given back: {error}")))
+        })?;
         if self.json {
-            return print_json(&lease);
+            return Ok(());
         }
-        // Only the id on stdout, for LEASE=$(kofm acquire …).
-        println!("{}", lease.id);
-        eprintln!(
+        tell(&format!(
             "{}, fence {}, for {}",
             show_units(&lease.units),
             lease.fence,
             show_ms(lease.expires_in_ms)
-        );
+        ));
         Ok(())
     }
 }
 
 /// Asks and waits. Whoever is interrupted leaves nothing behind.
 pub(crate) async fn acquire(
-    client: Client,
-    spec: Submit,
+    client: &Client,
+    spec: &Submit,
     demand: &Demand,
+    signals: &mut Signals,
 ) -> Result<api::Lease, Exit> {
-    let request = client.submit(&spec).await?;
-    if request.state == State::Queued {
-        let place = request.position.unwrap_or(1);
-        eprintln!("waiting as {}, place {place}", request.id);
-    }
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let mut hangup = signal(SignalKind::hangup())?;
-    let id = request.id.clone();
-    let request = tokio::select! {
-        request = client.wait(request) => request?,
-        _ = interrupt.recv() => return give_up(&client, &id, 130).await,
-        _ = terminate.recv() => return give_up(&client, &id, 143).await,
-        _ = hangup.recv() => return give_up(&client, &id, 129).await,
-    };
+    let (request, signal) = answered(client.submit(spec), signals).await?;
+    let waits = request.state == State::Queued;
+    let request = settled(client, request, signal, signals).await?;
     match request.lease {
         Some(lease) if request.state == State::Granted => Ok(lease),
+        // This process was stopped for that long.
+        _ if waits && request.state == State::Expired => {
+            Err(Exit::new(LOST, "the lease was granted, and had expired before it was taken"))
+        }
         Some(_) | None => Err(demand.refused(&request)),
     }
 }
 
-async fn give_up<T>(client: &Client, id: &str, code: u8) -> Result<T, Exit> {
-    client.cancel(id).await?;
-    Err(Exit::new(code, "given up; nothing is held"))
+/// Waits for the answer to a request, and for a signal that came meanwhile: only the answer says
+/// what is to be given up. Who cannot wait for that sends a second one.
+pub(crate) async fn answered<T>(
+    call: impl Future<Output = Result<T, ClientError>>,
+    signals: &mut Signals,
+) -> Result<(T, Option<i32>), Exit> {
+    tokio::pin!(call);
+    let number = tokio::select! {
+        answer = &mut call => return Ok((answer?, None)),
+        number = signals.next() => number,
+    };
+    tokio::select! {
+        answer = &mut call => Ok((answer?, Some(number))),
+        number = signals.next() => {
+            let text = "ended before the site answered; what it grants will expire";
+            Err(Exit::new(signal_code(number), text))
+        }
+    }
+}
+
+/// Waits until a request is granted or over. It is given up when a signal has come or comes, and
+/// when the site can no longer be asked about it.
+pub(crate) async fn settled(
+    client: &Client,
+    request: api::Request,
+    signal: Option<i32>,
+    signals: &mut Signals,
+) -> Result<api::Request, Exit> {
+    let id = request.id.clone();
+    if signal.is_none() && request.state == State::Queued {
+        tell(&format!("waiting as {id}, place {}", request.position.unwrap_or(1)));
+    }
+    let sent = async {
+        match signal {
+            Some(number) => number,
+            None => signals.next().await,
+        }
+    };
+    let number = tokio::select! {
+        biased;
+        number = sent => number,
+        waited = client.wait(request) => {
+            if waited.is_err() {
+                // It may well fail like the question before it; then the lease expires.
+                client.cancel(&id).await.ok();
+            }
+            return Ok(waited?);
+        }
+    };
+    client.cancel(&id).await?;
+    Err(given_up(number))
+}
+
+pub(crate) fn given_up(signal: i32) -> Exit {
+    Exit::new(signal_code(signal), "given up; nothing is held")
+}
+
+fn signal_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
 #[derive(Debug, Args)]
@@ -191,7 +271,7 @@ impl Renew {
         if self.json {
             return print_json(&lease);
         }
-        println!("{}", show_ms(lease.expires_in_ms));
+        say_line(&show_ms(lease.expires_in_ms));
         Ok(())
     }
 }
@@ -243,16 +323,16 @@ impl Status {
         if self.json {
             return print_json(&view);
         }
-        print!("{}{}", pools_table(&view.pools), quarantine_table(&view.pools));
+        say(&format!("{}{}", pools_table(&view.pools), quarantine_table(&view.pools)));
         if !view.leases.is_empty() {
-            println!();
-            print!("{}", leases_table(&view.leases));
+            say_line("");
+            say(&leases_table(&view.leases));
         }
         for pool in view.pools.iter().filter(|pool| !pool.unaccounted.is_empty()) {
             let units = pool.unaccounted.join(", ");
-            println!(
+            say_line(&format!(
                 "\nnot at exactly one site: {units}; keep the logs, this is a mistake of kofm"
-            );
+            ));
         }
         Ok(())
     }
@@ -278,7 +358,7 @@ impl Queue {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", queue_table(&list));
+        say(&queue_table(&list));
         Ok(())
     }
 }
@@ -326,35 +406,36 @@ impl Explain {
         }
         let want = show_want(&request.want);
         let state = format!("{:?}", request.state).to_lowercase();
-        println!("{} wants {want} and is {state} at {}", request.id, request.site);
+        say_line(&format!("{} wants {want} and is {state} at {}", request.id, request.site));
         if let Some(cause) = &request.cause {
-            println!("because: {cause}");
+            say_line(&format!("because: {cause}"));
         }
         if let Some(position) = request.position {
-            println!("place {position}, waited {}", show_ms(request.waited_ms));
+            say_line(&format!("place {position}, waited {}", show_ms(request.waited_ms)));
         }
         for blocker in &request.blocked_by {
-            println!("  {}", show_blocker(blocker));
+            say_line(&format!("  {}", show_blocker(blocker)));
         }
         Ok(())
     }
 }
 
 fn explain_semaphore(it: &api::Semaphore) {
-    println!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting);
+    say_line(&format!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting));
     if let Some(head) = &it.head {
         let owner = head.owner.as_deref().unwrap_or("somebody");
         let (site, k, missing) = (&head.site, head.k, head.missing);
         let waited = show_ms(head.waited_ms);
-        println!("  {owner} at {site} is next: wants {k}, lacks {missing}, has waited {waited}");
+        let needs = format!("wants {k}, lacks {missing}, has waited {waited}");
+        say_line(&format!("  {owner} at {site} is next: {needs}"));
         if it.waiting > 1 {
-            println!("  everybody else waits behind it, even for units that are there");
+            say_line("  everybody else waits behind it, even for units that are there");
         }
     } else if it.waiting > 0 {
-        println!("  whose turn it is is being found out");
+        say_line("  whose turn it is is being found out");
     }
     if !it.unsure.is_empty() {
-        println!("  {} may have taken more before it was lost", it.unsure.join(", "));
+        say_line(&format!("  {} may have taken more before it was lost", it.unsure.join(", ")));
     }
 }
 
@@ -375,7 +456,14 @@ fn show_blocker(blocker: &api::Blocker) -> String {
     }
 }
 
+const HISTORY_EXAMPLES: &str = "\
+Examples:
+  kofm history                                     # the last 100 events that this site knows
+  kofm history gpu --limit 10
+  kofm history --json";
+
 #[derive(Debug, Args)]
+#[command(after_help = HISTORY_EXAMPLES)]
 pub(crate) struct History {
     /// Only this pool
     pool: Option<String>,
@@ -409,7 +497,7 @@ impl History {
                 it.cause.as_deref().unwrap_or_default().to_owned(),
             ]
         });
-        print!("{}", table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
+        say(&table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
         Ok(())
     }
 }
@@ -436,7 +524,7 @@ impl Members {
             let _removed: serde_json::Value = self.server.with(async |client| {
                 Ok(client.call(hyper::Method::DELETE, &path, None::<&()>, LEAVING).await?)
             })?;
-            eprintln!("{site} removed");
+            tell(&format!("{site} removed"));
             return Ok(());
         }
         let list: Vec<api::Member> =
@@ -458,7 +546,7 @@ impl Members {
         });
         let head =
             ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
-        print!("{}", table(&head, rows));
+        say(&table(&head, rows));
         Ok(())
     }
 }
@@ -466,9 +554,12 @@ impl Members {
 // Text for people
 
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Exit> {
-    let text = serde_json::to_string_pretty(value);
-    println!("{}", text.map_err(|error| Exit::new(UNREACHABLE, error.to_string()))?);
+    say_line(&json(value)?);
     Ok(())
+}
+
+fn json(value: &impl Serialize) -> Result<String, Exit> {
+    serde_json::to_string_pretty(value).map_err(|error| Exit::new(SYSTEM, error.to_string()))
 }
 
 pub(crate) fn pools_table(pools: &[api::Pool]) -> String {

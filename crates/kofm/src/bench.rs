@@ -25,6 +25,7 @@ use clap::{Args, ValueEnum};
 use kofm_net::FastClient;
 use kofm_net::api::{State, Submit};
 use kofm_net::client::{Address, Client};
+use kofm_net::config::protocol_named;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -32,6 +33,7 @@ use tokio::task::JoinSet;
 
 use crate::ask::{print_json, table};
 use crate::exit::{Exit, SYSTEM};
+use crate::output::{say, say_line, tell};
 
 /// The open loop runs at this part of the closed loop's rate.
 const LOAD: f64 = 0.7;
@@ -146,6 +148,7 @@ struct Latency {
 
 impl Bench {
     pub(crate) fn run(self) -> Result<(), Exit> {
+        self.check()?;
         // As many threads as a site has: echo, sites and clients are all alike in that.
         let runtime = crate::serve::runtime()?;
         if self.echo {
@@ -155,8 +158,24 @@ impl Bench {
         if self.json {
             return print_json(&report);
         }
-        print!("{}", show(&report));
+        say(&show(&report));
         Ok(())
+    }
+
+    /// A slip is told before the first minutes are spent.
+    fn check(&self) -> Result<(), Exit> {
+        for (what, numbers, most) in
+            [("--sites", &self.sites, 100), ("--clients", &self.clients, 10_000)]
+        {
+            if let Some(number) = numbers.iter().find(|number| !(1..=most).contains(*number)) {
+                return Err(Exit::usage(format!("{what} {number}: write 1 to {most}")));
+            }
+        }
+        for name in &self.protocol {
+            protocol_named(name).map_err(|text| Exit::usage(format!("--protocol: {text}")))?;
+        }
+        let text = "--time 0 leaves no time to measure in";
+        if self.time.is_zero() { Err(Exit::usage(text)) } else { Ok(()) }
     }
 
     async fn measure(&self) -> Result<Report, Exit> {
@@ -165,7 +184,7 @@ impl Bench {
         let mut report = Report { confirmed, echo, pairs, handover };
         let echo = Server::start(&["bench", "--echo"], 1)?;
         for &clients in &self.clients {
-            eprintln!("echo, {clients} clients");
+            tell(&format!("echo, {clients} clients"));
             let makers = (0..clients).map(|_| Echo { address: echo.addresses[0].clone() });
             let (per_second, latency_us) = measure(makers.collect(), self.time).await?;
             let (protocol, units, of_echo) = ("tcp".to_owned(), None, None);
@@ -210,7 +229,7 @@ impl Bench {
         units: Units,
         echo: f64,
     ) -> Result<Row, Exit> {
-        eprintln!("{protocol}, {sites} sites, {clients} clients, {units:?}");
+        tell(&format!("{protocol}, {sites} sites, {clients} clients, {units:?}"));
         let count = match units {
             Units::Plenty => clients.max(sites),
             Units::Half => clients.div_ceil(2),
@@ -266,7 +285,7 @@ impl Bench {
 
     /// Two clients at two sites take one unit from each other.
     async fn handover(&self, protocol: &str, sites: usize, one_way: f64) -> Result<Handover, Exit> {
-        eprintln!("{protocol}, {sites} sites, hand-over");
+        tell(&format!("{protocol}, {sites} sites, hand-over"));
         let count = sites.to_string();
         let args = ["up", "--http", "127.0.0.1:0", "--protocol", protocol, "--pool", "bench=1"];
         let server = Server::start(&[&args[..], &["--sites", &count]].concat(), sites)?;
@@ -522,7 +541,7 @@ async fn open_loop<W: Work>(
 
 async fn echo_server() -> Result<(), Exit> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("echo {}", listener.local_addr()?);
+    say_line(&format!("echo {}", listener.local_addr()?));
     loop {
         let (mut stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Exit;
 use crate::lab::{self, Lab, is_semaphore};
-use crate::output::{Progress, WholeFile, grouped, say};
+use crate::output::{Progress, WholeFile, grouped, say, tell};
 
 const EXAMPLES: &str = "\
 Every interleaving of messages and clients is tried, breadth first, so a violation is shown by a
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         say(&text(&title, &found, args.states));
         say(&found.for_ever.as_ref().map_or_else(String::new, for_ever));
         let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
-        eprintln!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis());
+        tell(&format!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis()));
     }
     let lively = |again: &Fairness| again.dead.is_empty() && again.starved.is_empty();
     if found.violation.is_none() && found.for_ever.as_ref().is_none_or(lively) {

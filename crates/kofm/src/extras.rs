@@ -7,6 +7,7 @@ use clap_complete::Shell;
 
 use crate::Cli;
 use crate::exit::Exit;
+use crate::output::say;
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
@@ -16,7 +17,9 @@ pub(crate) struct Completions {
 
 impl Completions {
     pub(crate) fn run(self) {
-        clap_complete::generate(self.shell, &mut Cli::command(), "kofm", &mut std::io::stdout());
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "kofm", &mut script);
+        say(&String::from_utf8_lossy(&script));
     }
 }
 
@@ -30,12 +33,13 @@ pub(crate) struct Man {
 impl Man {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let command = Cli::command();
-        match self.dir {
-            Some(dir) => {
-                std::fs::create_dir_all(&dir)?;
-                clap_mangen::generate_to(command, dir)?;
-            }
-            None => clap_mangen::Man::new(command).render(&mut std::io::stdout())?,
+        if let Some(dir) = self.dir {
+            std::fs::create_dir_all(&dir)?;
+            clap_mangen::generate_to(command, dir)?;
+        } else {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command).render(&mut page)?;
+            say(&String::from_utf8_lossy(&page));
         }
         Ok(())
     }

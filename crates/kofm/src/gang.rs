@@ -14,11 +14,13 @@ use kofm_net::api::{
 };
 use kofm_net::client::{Client, ClientError};
 use kofm_net::{Moment, duration};
-use tokio::time::{sleep, timeout};
+use rustix::process::Pid;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::ask::{Server, owner, print_json, table};
+use crate::ask::{Server, answered, given_up, owner, print_json, settled, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
-use crate::run::{GuardLink, Signals, ended, start_guard, told};
+use crate::output::{say, tell};
+use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a member that waits for others waits for news of them in one call.
@@ -53,6 +55,10 @@ on this machine. Otherwise run this on each member's machine, against its own si
 
 Gangs of the rota, which the configuration fixes, are run in this way too; under `groups`, where
 they take turns, it is `kofm gang run rota --as SITE`, and KOFM_GANG says whose turn it is.
+
+Examples, for a cluster in one process:
+  kofm gang set pair --member s0=gpu:1 --member s1=gpu:1,licence:1
+  kofm gang run pair -- sh -c 'echo $KOFM_MEMBER has $KOFM_UNITS_GPU'
 
 Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
 lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
@@ -157,7 +163,7 @@ impl Set {
         if self.json {
             return print_json(&gang);
         }
-        print!("{}", gangs_table(&[gang]));
+        say(&gangs_table(&[gang]));
         Ok(())
     }
 }
@@ -169,7 +175,7 @@ impl Ls {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", gangs_table(&list));
+        say(&gangs_table(&list));
         Ok(())
     }
 }
@@ -180,7 +186,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }
@@ -223,7 +229,9 @@ impl Run {
         let spec =
             StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
         let start = path(&self.name)? + "/start";
-        let started: Started = client.call(Method::POST, &start, Some(&spec), PATIENCE).await?;
+        let mut signals = Signals::new()?;
+        let call = client.call(Method::POST, &start, Some(&spec), PATIENCE);
+        let (started, signal): (Started, _) = answered(call, &mut signals).await?;
         let id = started.request.id.clone();
         if !started.together && !self.here && started.members.len() > 1 {
             client.cancel(&id).await?;
@@ -236,27 +244,13 @@ impl Run {
                 ),
             ));
         }
-        if started.request.state == State::Queued {
-            eprintln!("waiting as {id}, place {}", started.request.position.unwrap_or(1));
-        }
-        let mut signals = Signals::new()?;
-        let request = tokio::select! {
-            request = client.wait(started.request) => request?,
-            number = signals.next() => {
-                client.cancel(&id).await?;
-                return Err(given_up(number));
-            }
-        };
+        let request = settled(client, started.request, signal, &mut signals).await?;
         let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
             return Err(self.refused(&request));
         };
         let shares = api::shares(&started.members, &lease.units);
-        let result = self.hold_all(client, &lease, &shares, &mut signals).await;
-        // Who has lost the lease finds nothing to release, and that is harmless.
-        if let Err(error) = client.release(&lease.id).await {
-            eprintln!("kofm: not released, it will expire: {error}");
-        }
-        result
+        let held = self.hold_all(client, &lease, &shares, &mut signals).await;
+        give_back(client, &lease.id, held.unwrap_or_else(End::before_start)).await
     }
 
     fn refused(&self, request: &api::Request) -> Exit {
@@ -270,58 +264,62 @@ impl Run {
         }
     }
 
+    /// Runs all commands, each under its guard. Errors come before the first starts.
     async fn hold_all(
         &self,
         client: &Client,
         lease: &api::Lease,
         shares: &BTreeMap<String, BTreeMap<String, Vec<String>>>,
         signals: &mut Signals,
-    ) -> Result<u8, Exit> {
+    ) -> Result<End, Exit> {
+        let mut crew = Crew::new();
+        for (member, units) in shares {
+            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
+            crew.add(member, start_guard(&self.command, &env).await?);
+        }
         // How old the grant is, nobody here knows; a renewal has a beginning that is known.
         let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
         let ttl = Duration::from_millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
-        let mut crew = Crew::new();
-        for (member, units) in shares {
-            let env = Self::env(&self.name, member, told(&lease.id, lease.fence, units));
-            let guard = start_guard(&self.command, &env).await?;
-            crew.add(member, guard);
-            crew.until(until, ttl, self.kill_grace).await?;
-        }
-        let mut pause = ttl / 3;
+        // Only now, when all guards are there, do they start anything.
+        crew.until(until, ttl, self.kill_grace).await;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = None;
         while crew.works() {
             tokio::select! {
                 () = crew.next() => {}
-                number = signals.next() => crew.say(&format!("signal {number}")).await?,
-                () = sleep(pause), if lost.is_none() => {
+                number = signals.next() => crew.say(&format!("signal {number}")).await,
+                () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
-                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, client.renew(&lease.id)).await {
                         Ok(Ok(renewed)) => {
                             until = sent.after(Duration::from_millis(renewed.expires_in_ms));
-                            crew.until(until, ttl, self.kill_grace).await?;
+                            crew.until(until, ttl, self.kill_grace).await;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: {}; stopping all members", error.message);
-                            crew.say("lost").await?;
+                            tell(&format!("kofm: {}; stopping all members", error.message));
+                            crew.say("lost").await;
                             lost = Some(error.message);
                         }
-                        Ok(Err(error)) => eprintln!("kofm: not renewed: {error}"),
+                        Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
                         Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
             if lost.is_none() {
-                crew.stop_if_one_failed().await?;
+                crew.stop_if_one_failed().await;
             }
         }
-        match lost {
-            Some(message) => Err(Exit::new(LOST, message)),
-            None => crew.result(),
-        }
+        let end = crew.result();
+        Ok(match lost {
+            Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
+            None => end,
+        })
     }
 
     // One member here, the others elsewhere.
@@ -340,14 +338,19 @@ impl Run {
         };
         let mut signals = Signals::new()?;
         let met = self.meet(client, &mut spec, &mut signals).await;
-        let result = match met {
+        let held = match met {
             Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
             Err(exit) => Err(exit),
         };
-        (spec.leave, spec.wait) = (true, None);
-        // A member that does not say so is missed soon enough.
-        self.join(client, &spec).await.ok();
-        result
+        let end = held.unwrap_or_else(End::before_start);
+        if end.over {
+            (spec.leave, spec.wait) = (true, None);
+            // A member that does not say so is missed soon enough.
+            self.join(client, &spec).await.ok();
+        } else {
+            tell("kofm: not leaving, for the command may still run; it will be missed");
+        }
+        end.code
     }
 
     async fn join(&self, client: &Client, spec: &JoinGang) -> Result<Joined, ClientError> {
@@ -388,7 +391,7 @@ impl Run {
                         missing => format!("waiting for {}", missing.join(", ")),
                     };
                     if text != said {
-                        eprintln!("{text}");
+                        tell(&text);
                         said = text;
                     }
                 }
@@ -414,50 +417,48 @@ impl Run {
         joined: &Joined,
         sent: Moment,
         signals: &mut Signals,
-    ) -> Result<u8, Exit> {
+    ) -> Result<End, Exit> {
         let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
         let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
         let env = Self::env(&joined.gang, &joined.member, told(&lease, fence, &joined.units));
         let mut guard = start_guard(&self.command, &env).await?;
         let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
         let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
-        guard.until(sent.after(ttl), ttl, self.kill_grace).await?;
-        let mut pause = ttl / 3;
+        guard.until(sent.after(ttl), ttl, self.kill_grace).await;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = None;
         loop {
             tokio::select! {
                 word = guard.word() => {
-                    let result = ended(&word?);
-                    return match lost {
-                        Some(message) => Err(Exit::new(LOST, message)),
-                        None => result,
-                    };
+                    let end = guard.ended(word, &[]);
+                    return Ok(match lost {
+                        Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
+                        None => end,
+                    });
                 }
-                number = signals.next() => guard.say(&format!("signal {number}")).await?,
-                () = sleep(pause), if lost.is_none() => {
+                number = signals.next() => guard.say(&format!("signal {number}")).await,
+                () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
-                    pause = (ttl / 20).max(Duration::from_millis(20));
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, self.join(client, &spec)).await {
                         Ok(Ok(joined)) => {
-                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await?;
+                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: {}; stopping this member", error.message);
-                            guard.say("lost").await?;
+                            tell(&format!("kofm: {}; stopping this member", error.message));
+                            guard.say("lost").await;
                             lost = Some(error.message);
                         }
-                        Ok(Err(error)) => eprintln!("kofm: not heard: {error}"),
+                        Ok(Err(error)) => tell(&format!("kofm: not heard: {error}")),
                         Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
         }
     }
-}
-
-fn given_up(signal: i32) -> Exit {
-    Exit::new(u8::try_from(128 + signal).unwrap_or(u8::MAX), "given up; nothing is held")
 }
 
 /// The members that run here, each under its guard.
@@ -468,11 +469,13 @@ struct Crew {
     /// The first that did not end well.
     failed: Option<String>,
     stopped: bool,
+    /// Nothing runs any more of those that have ended.
+    over: bool,
 }
 
 impl Crew {
     const fn new() -> Self {
-        Self { guards: Vec::new(), ends: BTreeMap::new(), failed: None, stopped: false }
+        Self { guards: Vec::new(), ends: BTreeMap::new(), failed: None, stopped: false, over: true }
     }
 
     fn add(&mut self, member: &str, guard: GuardLink) {
@@ -495,45 +498,39 @@ impl Crew {
             std::task::Poll::Pending
         })
         .await;
-        let (member, _) = self.guards.remove(place);
-        let gone = || Exit::new(crate::exit::SYSTEM, "the guard process is gone");
-        let end = match word {
-            Ok(Some(word)) => ended(&word),
-            Ok(None) => Err(gone()),
-            Err(error) => Err(error.into()),
-        };
+        let (member, guard) = self.guards.remove(place);
+        let others: Vec<Pid> = self.guards.iter().map(|(_, guard)| guard.pid).collect();
+        let End { code: end, over } = guard.ended(word.ok().flatten(), &others);
+        self.over &= over;
         if !matches!(end, Ok(0)) {
             self.failed.get_or_insert_with(|| member.clone());
         }
         self.ends.insert(member, end);
     }
 
-    async fn say(&mut self, word: &str) -> Result<(), Exit> {
+    async fn say(&mut self, word: &str) {
         for (_, guard) in &mut self.guards {
-            guard.say(word).await?;
+            guard.say(word).await;
         }
-        Ok(())
     }
 
-    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) -> Result<(), Exit> {
+    async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) {
         for (_, guard) in &mut self.guards {
-            guard.until(until, ttl, grace).await?;
+            guard.until(until, ttl, grace).await;
         }
-        Ok(())
     }
 
     /// A gang without one of its members has no use.
-    async fn stop_if_one_failed(&mut self) -> Result<(), Exit> {
+    async fn stop_if_one_failed(&mut self) {
         if let Some(member) = self.failed.clone().filter(|_| !self.stopped && self.works()) {
             self.stopped = true;
-            eprintln!("kofm: member {member} failed; stopping the others");
-            self.say("signal 15").await?;
+            tell(&format!("kofm: member {member} failed; stopping the others"));
+            self.say("signal 15").await;
         }
-        Ok(())
     }
 
-    fn result(mut self) -> Result<u8, Exit> {
+    fn result(mut self) -> End {
         let failed = self.failed.and_then(|member| self.ends.remove(&member));
-        failed.unwrap_or(Ok(0))
+        End { code: failed.unwrap_or(Ok(0)), over: self.over }
     }
 }

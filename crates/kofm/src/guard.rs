@@ -1,7 +1,8 @@
 //! `kofm __guard`: starts a command and kills it when its lease is over.
 //!
-//! Small on purpose: no runtime, no network, one loop over three files (the wrapper's socket, the
-//! command's pidfd, a timer that runs during suspend). It needs nobody to do its work.
+//! Small on purpose: no network, one loop over three files (the wrapper's socket, the command's
+//! pidfd, a timer that runs during suspend). It needs nobody to do its work, and whoever tells all
+//! of kofm to end, as `pkill kofm` does, does not end it: it ends when its command has ended.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -11,25 +12,31 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use clap::Args;
+use clap::Parser;
 use kofm_net::Moment;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process,
     kill_process_group, pidfd_open, set_child_subreaper, waitpid,
 };
-use rustix::termios::isatty;
+use rustix::termios::{isatty, tcgetpgrp};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{Exit, SYSTEM};
 
 /// After the wrapper has died or the lease is lost for certain.
 const SHORT_GRACE: Duration = Duration::from_secs(1);
+/// How often, a millisecond apart, it is looked whether what was killed is dead.
+const PATIENCE: u32 = 1000;
 
-#[derive(Debug, Args)]
+/// The first word for those who start one.
+pub(crate) const NAME: &str = "__guard";
+
+#[derive(Debug, Parser)]
 pub(crate) struct Guard {
     /// The wrapper's socket
     #[arg(long)]
@@ -47,6 +54,7 @@ impl Guard {
         if parent != Some(peer.pid) {
             return Err(Exit::new(SYSTEM, "the guard is started by `kofm run` only"));
         }
+        survive_signals()?;
         // What the command leaves behind becomes the guard's, so that it can be killed, too.
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let until = first_word(&mut wrapper)?;
@@ -56,11 +64,14 @@ impl Guard {
             writeln!(wrapper, "lost")?;
             return Ok(());
         }
+        // What can fail comes before the command, which must not run without its guard.
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        let timer = timerfd_create(TimerfdClockId::Boottime, flags).map_err(io::Error::from)?;
         match Watch::start(&self.command, parent) {
             Ok((pid, group)) => {
-                let mut watch = Watch::new(wrapper, pid, group)?;
+                let mut watch = Watch::new(wrapper, timer, pid, group)?;
                 watch.hear(&until);
-                Ok(watch.watch()?)
+                Ok(watch.watch().inspect_err(|_| watch.give_up())?)
             }
             Err(error) => {
                 let missing = error.kind() == io::ErrorKind::NotFound;
@@ -70,6 +81,36 @@ impl Guard {
             }
         }
     }
+}
+
+/// Only the wrapper and the clock decide when the command ends. Handlers that do nothing: what is
+/// ignored would be ignored by the command, too, and handlers are not inherited.
+fn survive_signals() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _inside = runtime.enter();
+    let mut kinds = vec![
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+        SignalKind::quit(),
+    ];
+    // What is ignored already stays so for the command, as without kofm.
+    kinds.retain(|kind| !ignored(*kind));
+    for kind in kinds {
+        // The handler stays after what would listen to it is dropped.
+        drop(signal(kind)?);
+    }
+    Ok(())
+}
+
+/// Whether this process was started with a signal ignored.
+fn ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (kind.as_raw_value() - 1) != 0
 }
 
 /// The first deadline: without one the command is not started.
@@ -115,13 +156,15 @@ impl Watch {
         Ok((pid.ok_or(io::ErrorKind::Other)?, !terminal))
     }
 
-    fn new(wrapper: UnixStream, pid: Pid, group: bool) -> io::Result<Self> {
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+    fn new(wrapper: UnixStream, timer: OwnedFd, pid: Pid, group: bool) -> io::Result<Self> {
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| {
+            kill_process(pid, Signal::KILL).ok();
+        })?;
         Ok(Self {
             wrapper,
             heard: Vec::new(),
-            timer: timerfd_create(TimerfdClockId::Boottime, flags)?,
-            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
+            timer,
+            pidfd,
             pid,
             group,
             term: Moment::now(),
@@ -136,10 +179,8 @@ impl Watch {
         loop {
             self.act();
             if let Some(status) = self.reap()? {
-                if self.done >= Done::Term {
-                    self.kill_all();
-                }
-                return self.report(status);
+                let stuck = self.done >= Done::Term && !self.kill_all();
+                return self.report(status, stuck);
             }
             self.set_timer()?;
             self.wait()?;
@@ -171,23 +212,24 @@ impl Watch {
         }
     }
 
-    /// Kills the command and everything it started, whatever group it went to.
-    fn kill_all(&self) {
+    /// Ctrl-C goes to the group in the foreground, so the command has it when the wrapper has it.
+    /// In the background an interrupt comes from somebody who sent it to the wrapper alone.
+    fn told_by_terminal(&self) -> bool {
+        let Ok(front) = tcgetpgrp(rustix::stdio::stdin()) else { return false };
+        let inside = |pid| getpgid(pid).is_ok_and(|group| group == front);
+        !self.group && inside(getppid()) && inside(Some(self.pid))
+    }
+
+    /// Kills the command and everything it started, whatever group it went to; says whether
+    /// nothing of it is left.
+    fn kill_all(&self) -> bool {
         self.signal(Signal::KILL);
-        for _ in 0..1000 {
-            let children = children();
-            let others = children.iter().filter(|&&pid| pid != self.pid);
-            let mut left = 0;
-            for &pid in others {
-                kill_process(pid, Signal::KILL).ok();
-                waitpid(Some(pid), WaitOptions::NOHANG).ok();
-                left += 1;
-            }
-            if left == 0 {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        kill_children(&[self.pid])
+    }
+
+    /// A guard that cannot watch leaves no command behind; what resists is left to the wrapper.
+    fn give_up(&self) {
+        self.kill_all();
     }
 
     fn reap(&self) -> io::Result<Option<WaitStatus>> {
@@ -195,11 +237,13 @@ impl Watch {
         Ok(ended.map(|(_, status)| status))
     }
 
-    fn report(&mut self, status: WaitStatus) -> io::Result<()> {
+    fn report(&mut self, status: WaitStatus, stuck: bool) -> io::Result<()> {
         if self.abandoned {
             return Ok(());
         }
-        let word = if self.done >= Done::Term {
+        let word = if stuck {
+            "stuck".to_owned()
+        } else if self.done >= Done::Term {
             "lost".to_owned()
         } else if let Some(code) = status.exit_status() {
             format!("exit {code}")
@@ -268,8 +312,8 @@ impl Watch {
         match word.split_once(' ') {
             Some(("signal", number)) => {
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
-                // A terminal has told the whole group already.
-                if let Some(signal) = signal.filter(|&it| self.group || it != Signal::INT) {
+                let told = |it: Signal| it == Signal::INT && self.told_by_terminal();
+                if let Some(signal) = signal.filter(|&it| !told(it)) {
                     self.signal(signal);
                 }
             }
@@ -289,9 +333,41 @@ fn deadlines(word: &str) -> Option<(Moment, Moment)> {
     Some((Moment::from_nanos(term.parse().ok()?), Moment::from_nanos(kill.parse().ok()?)))
 }
 
-/// The processes whose parent is the guard.
-fn children() -> Vec<Pid> {
+/// For the wrapper, whose guard is gone without a last word: kills what the guard left behind. Says
+/// whether nothing of it is left.
+pub(crate) fn kill_orphans(guard: Pid, except: &[Pid]) -> bool {
+    kill_process(guard, Signal::KILL).ok();
+    for _ in 0..PATIENCE {
+        // Its children become the wrapper's only when it is dead.
+        if !matches!(waitpid(Some(guard), WaitOptions::NOHANG), Ok(None)) {
+            return kill_children(except);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Kills the children of this process except some, and theirs, which become its own when it is a
+/// subreaper. Says whether none is left.
+fn kill_children(except: &[Pid]) -> bool {
+    for _ in 0..PATIENCE {
+        let Ok(mut left) = children() else { return false };
+        left.retain(|pid| !except.contains(pid));
+        if left.is_empty() {
+            return true;
+        }
+        for pid in left {
+            kill_process(pid, Signal::KILL).ok();
+            waitpid(Some(pid), WaitOptions::NOHANG).ok();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// The processes whose parent is this one.
+pub(crate) fn children() -> io::Result<Vec<Pid>> {
     let path = format!("/proc/self/task/{}/children", getpid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    let text = std::fs::read_to_string(path)?;
+    Ok(text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect())
 }

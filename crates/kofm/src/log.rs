@@ -5,6 +5,8 @@ use std::io::IsTerminal;
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
+use crate::output::tell;
+
 #[derive(Debug, Args)]
 pub(crate) struct Log {
     /// How logs are written
@@ -21,8 +23,12 @@ enum Format {
 impl Log {
     /// Starts logging; `default` is the level without `KOFM_LOG`.
     pub(crate) fn start(&self, default: &str) {
-        let filter =
-            EnvFilter::try_from_env("KOFM_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+        let wanted = std::env::var("KOFM_LOG").unwrap_or_default();
+        let wanted = if wanted.is_empty() { default } else { &wanted };
+        let filter = EnvFilter::try_new(wanted).unwrap_or_else(|error| {
+            tell(&format!("kofm: KOFM_LOG is wrong, {default} is logged: {error}"));
+            EnvFilter::new(default)
+        });
         let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         let log = log.with_ansi(colours);

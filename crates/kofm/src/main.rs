@@ -1,5 +1,8 @@
 //! `kofm`: k units out of M, shared by every machine you own, with no master.
 
+// They panic where nobody reads; `output` has what does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod ask;
 mod bench;
 mod check;
@@ -23,11 +26,13 @@ mod top;
 mod topology;
 mod up;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::exit::Exit;
+use crate::output::tell;
 
 /// Share k units out of M among all your machines, with no master.
 #[derive(Debug, Parser)]
@@ -90,8 +95,6 @@ enum Command {
     Completions(extras::Completions),
     /// Write manual pages
     Man(extras::Man),
-    #[command(name = "__guard", hide = true)]
-    Guard(guard::Guard),
 }
 
 impl Command {
@@ -127,31 +130,45 @@ impl Command {
                 Ok(())
             }
             Self::Man(man) => man.run(),
-            Self::Guard(guard) => guard.run(),
         }
     }
 }
 
 const EXIT_CODES: &str = "\
 Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool or malformed demand;
-69 no site reachable; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 124 --wait ran out.
-The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN.";
+69 no site reachable; 71 the system lacks something, as a free port; 75 busy, with --wait 0;
+76 lease lost; 77 not allowed; 78 a mistake in the configuration; 124 --wait ran out; 126 and 127
+run could not start the child; 1 the answer is no, or cannot be printed.
+The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN. What up and serve log is
+chosen by KOFM_LOG: error, warn, info, debug, or a part of it, as kofm_net=debug.";
 
 fn main() -> ExitCode {
-    let result = match Cli::try_parse() {
-        Ok(cli) => cli.command.run(),
-        Err(error) => {
-            let usage = if error.use_stderr() { 64 } else { 0 };
+    let guard = std::env::args_os().nth(1).is_some_and(|word| word == guard::NAME);
+    let parsed = if guard {
+        // Not one of the commands, so that no help and no completion offers it.
+        guard::Guard::try_parse_from(std::env::args_os().skip(1)).map(guard::Guard::run)
+    } else {
+        Cli::try_parse().map(|cli| cli.command.run())
+    };
+    let result = match parsed {
+        Ok(result) => result,
+        Err(error) if error.use_stderr() => {
             // Where not even the usage can be printed, the exit code still says it.
             drop(error.print());
-            return ExitCode::from(usage);
+            return ExitCode::from(64);
         }
+        Err(help) => match help.print() {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Exit::negative(format!("cannot write to standard output: {error}")))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(exit) => {
             if !exit.message.is_empty() {
-                eprintln!("kofm: {}", exit.message);
+                tell(&format!("kofm: {}", exit.message));
             }
             ExitCode::from(exit.code)
         }

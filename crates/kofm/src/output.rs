@@ -9,11 +9,33 @@ use crate::exit::Exit;
 
 /// Prints to standard output; a reader that has gone away ends the program quietly, as pipes do.
 pub(crate) fn say(text: &str) {
-    let mut out = io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    if let Err(error) = try_say(text) {
         let gone = error.kind() == io::ErrorKind::BrokenPipe;
+        if !gone {
+            tell(&format!("kofm: cannot write to standard output: {error}"));
+        }
         std::process::exit(i32::from(!gone));
     }
+}
+
+/// The same for a line.
+pub(crate) fn say_line(text: &str) {
+    say(&format!("{text}\n"));
+}
+
+/// The same, where there is something to do before the program ends, or where it goes on.
+pub(crate) fn try_say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+}
+
+/// A line on standard error. It is talk: the work goes on where nobody can hear it.
+pub(crate) fn tell(text: &str) {
+    mutter(&format!("{text}\n"));
+}
+
+fn mutter(text: &str) {
+    drop(io::stderr().lock().write_all(text.as_bytes()));
 }
 
 /// A number with its thousands apart: 13,353,009.
@@ -60,13 +82,14 @@ impl Progress {
             let filled = usize::try_from(done.min(total) * 30 / total.max(1)).unwrap_or(30);
             format!("[{}{}] ", "█".repeat(filled), "·".repeat(30 - filled))
         });
-        eprint!("\r\x1b[K{bar}{} {what}, {} s", grouped(done), self.elapsed().as_secs());
+        let (done, seconds) = (grouped(done), self.elapsed().as_secs());
+        mutter(&format!("\r\x1b[K{bar}{done} {what}, {seconds} s"));
     }
 
     /// Takes the line away.
     pub(crate) fn clear(&mut self) {
         if self.shown.take().is_some() {
-            eprint!("\r\x1b[K");
+            mutter("\r\x1b[K");
         }
     }
 }
@@ -84,6 +107,9 @@ impl WholeFile {
         let name = path.file_name().ok_or_else(|| {
             Exit::usage(format!("--trace: {} does not name a file", path.display()))
         })?;
+        if path.is_dir() {
+            return Err(Exit::usage(format!("--trace: {} is a directory", path.display())));
+        }
         let mut partial = name.to_owned();
         partial.push(format!(".{}.partial", std::process::id()));
         let partial = path.with_file_name(partial);

@@ -4,17 +4,19 @@ use clap::{Args, Subcommand};
 use hyper::Method;
 use kofm_net::api::{self, OnExpiry, PutPool, PutQuarantine, UnitsSpec};
 use kofm_net::client::escape;
-use kofm_net::config::check_name;
+use kofm_net::config::{MAX_UNITS, check_name};
 use std::time::Duration;
 
 use crate::ask::{Server, pools_table, print_json, quarantine_table};
 use crate::exit::{Exit, INFEASIBLE, USAGE};
+use crate::output::{say, tell};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pool {
-    /// Make a pool, or change one that nobody uses
+    /// Make a pool, or make one larger or smaller
+    #[command(after_help = SET_HELP)]
     Set(Set),
     /// List pools
     Ls(Ls),
@@ -27,6 +29,15 @@ pub(crate) enum Pool {
     #[command(after_help = RETURN_HELP)]
     Return(Return),
 }
+
+const SET_HELP: &str = "\
+Examples:
+  kofm pool set licence --units 8                  # eight units, called 0 to 7
+  kofm pool set gpu --units gpu-0,gpu-1,gpu-2
+  kofm pool set licence --units 10                 # two more; who holds some keeps them
+
+Clusters of several machines change pools while they are used; in `kofm up`, and with a single site,
+nobody may use them then.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:
@@ -46,7 +57,7 @@ Example:
 pub(crate) struct Set {
     name: String,
     /// How many, or their names: 8 or a,b,c
-    #[arg(long, value_name = "M|a,b,c")]
+    #[arg(long, value_name = "M|a,b,c", allow_negative_numbers = true)]
     units: String,
     /// How it is shared
     #[arg(long, value_name = "P")]
@@ -140,16 +151,13 @@ fn change(
         return print_json(&pool);
     }
     let pools = [pool];
-    print!("{}{}", pools_table(&pools), quarantine_table(&pools));
+    say(&format!("{}{}", pools_table(&pools), quarantine_table(&pools)));
     Ok(())
 }
 
 impl Set {
     fn run(self) -> Result<(), Exit> {
-        let units = match self.units.parse() {
-            Ok(count) => UnitsSpec::Count(count),
-            Err(_) => UnitsSpec::Names(self.units.split(',').map(str::to_owned).collect()),
-        };
+        let units = units(&self.units)?;
         let on_expiry = self.on_expiry.as_deref().map(|name| {
             let text = format!("--on-expiry is release, hold or quarantine, not `{name}`");
             OnExpiry::named(name).ok_or_else(|| Exit::new(USAGE, text))
@@ -162,9 +170,27 @@ impl Set {
         if self.json {
             return print_json(&pool);
         }
-        print!("{}", pools_table(&[pool]));
+        say(&pools_table(&[pool]));
         Ok(())
     }
+}
+
+/// Reads `8` or `a,b,c`. One word that looks like a number and is none is a slip, not a name.
+pub(crate) fn units(text: &str) -> Result<UnitsSpec, Exit> {
+    if let Some(count) = text.parse().ok().filter(|count| (1..=MAX_UNITS).contains(count)) {
+        return Ok(UnitsSpec::Count(count));
+    }
+    let numeric = |first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.');
+    if !text.contains(',') && text.starts_with(numeric) {
+        return Err(Exit::new(
+            INFEASIBLE,
+            format!(
+                "`{text}` is no number of units; write a number from 1 to {MAX_UNITS}, or names \
+                 with commas, as gpu-0,gpu-1; the name of a single unit begins with a letter"
+            ),
+        ));
+    }
+    Ok(UnitsSpec::Names(text.split(',').map(str::to_owned).collect()))
 }
 
 impl Ls {
@@ -174,7 +200,7 @@ impl Ls {
         if self.json {
             return print_json(&pools);
         }
-        print!("{}", pools_table(&pools));
+        say(&pools_table(&pools));
         Ok(())
     }
 }
@@ -185,7 +211,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }

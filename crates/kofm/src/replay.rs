@@ -8,7 +8,7 @@ use kofm_core::Kind;
 use kofm_sim::{chosen, trace};
 
 use crate::exit::Exit;
-use crate::output::{grouped, say};
+use crate::output::{grouped, say, tell};
 
 /// Every step is taken again by the protocol's own code; the first one whose effects are not
 /// those in the file ends the replay with exit code 1.
@@ -39,6 +39,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     };
     let steps = chosen::replay(kind, &header, &mut source, &mut show)
         .map_err(|problem| Exit::negative(format!("{path}: {problem}")))?;
-    eprintln!("{} steps, all as recorded", grouped(steps));
+    tell(&format!("{} steps, all as recorded", grouped(steps)));
     Ok(())
 }

@@ -10,7 +10,8 @@
 //!
 //! The guard is a process of its own: it acts when the wrapper is stopped, or the site is gone. The
 //! term of a lease is counted from the moment before its renewal was sent, so the command is dead
-//! before the site can give the units to anybody else.
+//! before the site can give the units to anybody else. When the guard is killed, the wrapper kills
+//! what it left behind; it gives the lease back only when nothing of the command runs any more.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -21,21 +22,35 @@ use std::time::Duration;
 
 use clap::Args;
 use kofm_net::Moment;
-use kofm_net::api::{Code, Lease};
+use kofm_net::api::{Code, Lease, Want};
 use kofm_net::client::{Client, ClientError};
+use rustix::process::{Pid, getpid, set_child_subreaper};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::ask::{Demand, Server, acquire};
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
+use crate::guard::{self, children, kill_orphans};
+use crate::output::tell;
 
 /// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
 const RATE: u32 = 50;
 
+const EXAMPLES: &str = "\
+Examples:
+  kofm run gpu -- ./train.sh                       # one unit; KOFM_UNITS_GPU names it
+  kofm run gpu:2 licence --wait 10m -- make sim    # all or nothing, within ten minutes
+  kofm run gpu:2 --env CUDA_VISIBLE_DEVICES=@gpu -- ./train.sh
+  kofm run reboot --wait 0 --reason kernel -- echo 'my turn'
+
+Exit code: the command's own, 128+signal where a signal ended it; 75 busy (--wait 0), 124 --wait
+ran out, 76 the lease was lost and the command was stopped.";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Run {
     #[command(flatten)]
     demand: Demand,
@@ -54,39 +69,41 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let extra = self.extra_variables()?;
         let spec = self.demand.submit()?;
+        let extra = self.extra_variables(&spec.want)?;
         let code = self.server.with(async |client| {
-            let lease = acquire(client.clone(), spec, &self.demand).await?;
-            let ended = self.hold(&client, &lease, &extra).await;
-            // Who has lost the lease finds nothing to release, and that is harmless.
-            let released = client.release(&lease.id).await;
-            if let Err(error) = released {
-                eprintln!("kofm: not released, it will expire: {error}");
-            }
-            ended
+            let mut signals = Signals::new()?;
+            let lease = acquire(&client, &spec, &self.demand, &mut signals).await?;
+            let held = self.hold(&client, &lease, &extra, &mut signals).await;
+            give_back(&client, &lease.id, held.unwrap_or_else(End::before_start)).await
         })?;
         if code == 0 { Ok(()) } else { Err(Exit::new(code, "")) }
     }
 
-    fn extra_variables(&self) -> Result<Vec<(String, String)>, Exit> {
-        let parse = |text: &String| {
-            let (variable, pool) = text.split_once("=@")?;
-            (!variable.is_empty()).then(|| (variable.to_owned(), pool.to_owned()))
-        };
-        let wrong = |text: &String| Exit::new(USAGE, format!("--env {text}: write VAR=@POOL"));
-        self.env.iter().map(|text| parse(text).ok_or_else(|| wrong(text))).collect()
+    /// Variables, and the pools whose units they are to name.
+    fn extra_variables(&self, want: &Want) -> Result<Vec<(String, String)>, Exit> {
+        let mut extra = Vec::new();
+        for text in &self.env {
+            let parts = text.split_once("=@").filter(|(variable, _)| !variable.is_empty());
+            let (variable, pool) =
+                parts.ok_or_else(|| Exit::new(USAGE, format!("--env {text}: write VAR=@POOL")))?;
+            if !want.contains_key(pool) {
+                return Err(Exit::new(USAGE, format!("--env {text}: {pool} is not asked for")));
+            }
+            extra.push((variable.to_owned(), pool.to_owned()));
+        }
+        Ok(extra)
     }
 
-    /// Runs the command under its guard until one of them ends.
+    /// Runs the command under its guard until one of them ends. Errors come before it starts.
     async fn hold(
         &self,
         client: &Client,
         lease: &Lease,
         extra: &[(String, String)],
-    ) -> Result<u8, Exit> {
-        let mut signals = Signals::new()?;
-        let mut guard = start_guard(&self.command, &Self::variables(lease, extra)?).await?;
+        signals: &mut Signals,
+    ) -> Result<End, Exit> {
+        let mut guard = start_guard(&self.command, &Self::variables(lease, extra)).await?;
         // How old the grant is, nobody here knows: this process may have been stopped since. A
         // renewal has a beginning that is known.
         let sent = Moment::now();
@@ -94,49 +111,47 @@ impl Run {
         // A lease is good for its ttl, but never for longer than its site is known to be.
         let ttl = millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
         let until = sent.after(millis(renewed.expires_in_ms));
-        guard.until(until, ttl, self.kill_grace).await?;
-        let mut pause = ttl / 3;
+        guard.until(until, ttl, self.kill_grace).await;
+        // A moment, not a pause: signals that come often must not put it off.
+        let mut next = Instant::now() + ttl / 3;
         let mut lost = false;
         loop {
             tokio::select! {
-                word = guard.word() => return ended(&word?),
-                number = signals.next() => guard.say(&format!("signal {number}")).await?,
-                () = sleep(pause), if !lost => {
+                word = guard.word() => return Ok(guard.ended(word, &[])),
+                number = signals.next() => guard.say(&format!("signal {number}")).await,
+                () = sleep_until(next), if !lost => {
                     let sent = Moment::now();
                     // A site that does not answer must not keep us from trying again.
                     let renewed = timeout(ttl / 3, client.renew(&lease.id)).await;
+                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match renewed {
                         Ok(Ok(renewed)) => {
                             let until = sent.after(millis(renewed.expires_in_ms));
-                            guard.until(until, ttl, self.kill_grace).await?;
+                            guard.until(until, ttl, self.kill_grace).await;
                             pause = ttl / 3;
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            eprintln!("kofm: the lease is lost; stopping the command");
-                            guard.say("lost").await?;
+                            tell("kofm: the lease is lost; stopping the command");
+                            guard.say("lost").await;
                             lost = true;
                         }
-                        Ok(Err(error)) => {
-                            eprintln!("kofm: not renewed: {error}");
-                            pause = (ttl / 20).max(Duration::from_millis(20));
-                        }
-                        Err(_) => pause = (ttl / 20).max(Duration::from_millis(20)),
+                        Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
+                        Err(_) => {}
                     }
+                    next = Instant::now() + pause;
                 }
             }
         }
     }
 
     /// What the command is told.
-    fn variables(lease: &Lease, extra: &[(String, String)]) -> Result<Vec<(String, String)>, Exit> {
+    fn variables(lease: &Lease, extra: &[(String, String)]) -> Vec<(String, String)> {
         let mut env = told(&lease.id, lease.fence, &lease.units);
         for (variable, pool) in extra {
-            let units = lease.units.get(pool).ok_or_else(|| {
-                Exit::new(USAGE, format!("--env {variable}=@{pool}: {pool} is not asked for"))
-            })?;
-            env.push((variable.clone(), units.join(",")));
+            let units = lease.units.get(pool).map_or(String::new(), |units| units.join(","));
+            env.push((variable.clone(), units));
         }
-        Ok(env)
+        env
     }
 }
 
@@ -167,13 +182,16 @@ pub(crate) async fn start_guard(
     let name = format!("kofm-run-{:032x}", u128::from_le_bytes(bytes));
     let listener = StdUnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
     listener.set_nonblocking(true)?;
+    // What a guard leaves behind when it is killed becomes the wrapper's, which can kill it.
+    set_child_subreaper(Some(getpid())).map_err(std::io::Error::from)?;
+    let strangers = children().unwrap_or_default();
     let listener = UnixListener::from_std(listener)?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["__guard", "--socket", &name, "--"]).args(words);
+    command.args([guard::NAME, "--socket", &name, "--"]).args(words);
     // A group of its own: a terminal's Ctrl-Z must not stop the guard.
     command.process_group(0).stdin(Stdio::inherit());
     command.envs(env.iter().map(|it| (&it.0, &it.1)));
-    let guard = command.spawn()?;
+    let child = command.spawn()?;
     let limit = Duration::from_secs(10);
     loop {
         let accepted = timeout(limit, listener.accept()).await;
@@ -181,9 +199,51 @@ pub(crate) async fn start_guard(
         let (stream, _) = accepted.map_err(|_| Exit::new(SYSTEM, text))??;
         // Names of such sockets are public: only the process that was started counts.
         let pid = stream.peer_cred()?.pid();
-        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(guard.id())) {
-            return Ok(GuardLink::new(stream));
+        if pid.is_some_and(|pid| u32::try_from(pid) == Ok(child.id())) {
+            let pid = pid.and_then(Pid::from_raw).ok_or(std::io::ErrorKind::Other);
+            return Ok(GuardLink::new(stream, pid.map_err(std::io::Error::from)?, strangers));
         }
+    }
+}
+
+/// Gives the lease back, if nothing runs any more that it was for.
+pub(crate) async fn give_back(client: &Client, lease: &str, end: End) -> Result<u8, Exit> {
+    if !end.over {
+        tell("kofm: not released, for the command may still run; it will expire");
+        return end.code;
+    }
+    // Who has lost the lease finds nothing to release, and that is harmless.
+    if let Err(error) = client.release(lease).await {
+        tell(&format!("kofm: not released, it will expire: {error}"));
+    }
+    end.code
+}
+
+/// What a command came to.
+pub(crate) struct End {
+    pub code: Result<u8, Exit>,
+    /// Nothing of it runs any more.
+    pub over: bool,
+}
+
+impl End {
+    pub(crate) const fn before_start(exit: Exit) -> Self {
+        Self { code: Err(exit), over: true }
+    }
+
+    /// The last word of the guard, as an exit code.
+    fn told(word: &str) -> Self {
+        let (kind, rest) = word.split_once(' ').unwrap_or((word, ""));
+        let number = |text: &str| text.parse::<u8>().unwrap_or(u8::MAX);
+        let code = match kind {
+            "exit" => Ok(number(rest)),
+            "killed" => Ok(number(rest).saturating_add(128)),
+            "lost" => Err(Exit::new(LOST, "the lease was lost; the command was stopped")),
+            "stuck" => Err(Exit::new(LOST, "the lease was lost; the command cannot be stopped")),
+            "missing" => Err(Exit::new(127, format!("cannot run: {rest}"))),
+            _ => Err(Exit::new(126, format!("cannot run: {rest}"))),
+        };
+        Self { code, over: kind != "stuck" }
     }
 }
 
@@ -191,50 +251,45 @@ pub(crate) async fn start_guard(
 pub(crate) struct GuardLink {
     pub(crate) words: Lines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
+    pub(crate) pid: Pid,
+    /// Children that this process had before: whoever becomes kofm by `exec` may have some.
+    strangers: Vec<Pid>,
 }
 
 impl GuardLink {
-    fn new(stream: UnixStream) -> Self {
+    fn new(stream: UnixStream, pid: Pid, strangers: Vec<Pid>) -> Self {
         let (reader, writer) = stream.into_split();
-        Self { words: BufReader::new(reader).lines(), writer }
+        Self { words: BufReader::new(reader).lines(), writer, pid, strangers }
     }
 
-    pub(crate) async fn say(&mut self, word: &str) -> Result<(), Exit> {
+    pub(crate) async fn say(&mut self, word: &str) {
         // A guard that is gone has left its last word to be read.
         drop(self.writer.write_all(format!("{word}\n").as_bytes()).await);
-        Ok(())
     }
 
     /// The lease lives until then: TERM comes before, and KILL just before.
-    pub(crate) async fn until(
-        &mut self,
-        until: Moment,
-        ttl: Duration,
-        grace: Duration,
-    ) -> Result<(), Exit> {
+    pub(crate) async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) {
         let now = Moment::now();
         let left = until.since(now);
         let kill = now.after(left.saturating_sub(ttl / RATE));
         let term = now.after(left.saturating_sub(ttl / RATE + grace.min(ttl / 4)));
-        self.say(&format!("until {} {}", term.nanos(), kill.nanos())).await
+        self.say(&format!("until {} {}", term.nanos(), kill.nanos())).await;
     }
 
-    pub(crate) async fn word(&mut self) -> Result<String, Exit> {
-        let word = self.words.next_line().await?;
-        word.ok_or_else(|| Exit::new(SYSTEM, "the guard process is gone"))
+    /// The guard's last word; nothing where it has ended without one.
+    pub(crate) async fn word(&mut self) -> Option<String> {
+        self.words.next_line().await.ok().flatten()
     }
-}
 
-/// The last word of the guard, as an exit code.
-pub(crate) fn ended(word: &str) -> Result<u8, Exit> {
-    let (kind, rest) = word.split_once(' ').unwrap_or((word, ""));
-    let number = |text: &str| text.parse::<u8>().unwrap_or(u8::MAX);
-    match kind {
-        "exit" => Ok(number(rest)),
-        "killed" => Ok(number(rest).saturating_add(128)),
-        "lost" => Err(Exit::new(LOST, "the lease was lost; the command was stopped")),
-        "missing" => Err(Exit::new(127, format!("cannot run: {rest}"))),
-        _ => Err(Exit::new(126, format!("cannot run: {rest}"))),
+    /// What the command came to. One whose guard has ended without a word is killed here; `others`
+    /// are guards that still work.
+    pub(crate) fn ended(&self, word: Option<String>, others: &[Pid]) -> End {
+        if let Some(word) = word {
+            return End::told(&word);
+        }
+        let over = kill_orphans(self.pid, &[&self.strangers, others].concat());
+        let end = if over { "the command was stopped" } else { "the command may still run" };
+        End { code: Err(Exit::new(SYSTEM, format!("the guard process is gone; {end}"))), over }
     }
 }
 

@@ -9,6 +9,7 @@ use kofm_net::duration;
 
 use crate::ask::{Server, owner, print_json, show_ms, table};
 use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT};
+use crate::output::{say, tell};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -31,6 +32,10 @@ const TAKEN: &str = "\
 What is taken is taken: nothing is held, nothing expires, and only `kofm sem v` brings it back.
 Whoever is interrupted while it waits leaves nothing behind. The order is strict: a P that lacks
 units holds up those behind it, even where there are enough for them.
+
+Examples:
+  kofm sem set slots --value 3
+  kofm sem p slots:2 --wait 10s && { ./work; kofm sem v slots:2; }
 
 Exit code 0 where it was taken, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or malformed.";
 
@@ -131,7 +136,7 @@ impl Set {
         if self.json {
             return print_json(&semaphore);
         }
-        print!("{}", semaphores_table(&[semaphore]));
+        say(&semaphores_table(&[semaphore]));
         Ok(())
     }
 }
@@ -159,7 +164,7 @@ impl P {
         if self.json {
             return print_json(&taken);
         }
-        eprintln!("took {k} of {name} after {}", show_ms(taken.waited_ms));
+        tell(&format!("took {k} of {name} after {}", show_ms(taken.waited_ms)));
         Ok(())
     }
 }
@@ -174,7 +179,7 @@ impl V {
         if self.json {
             return print_json(&added);
         }
-        eprintln!("added {m} to {name}");
+        tell(&format!("added {m} to {name}"));
         Ok(())
     }
 }
@@ -186,7 +191,7 @@ impl Ls {
         if self.json {
             return print_json(&list);
         }
-        print!("{}", semaphores_table(&list));
+        say(&semaphores_table(&list));
         Ok(())
     }
 }
@@ -197,7 +202,7 @@ impl Rm {
         let removed: serde_json::Value = self.server.with(async |client| {
             Ok(client.call(Method::DELETE, &path, None::<&()>, PATIENCE).await?)
         })?;
-        eprintln!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed"));
+        tell(&format!("{} {}", self.name, removed["state"].as_str().unwrap_or("removed")));
         Ok(())
     }
 }

@@ -18,8 +18,19 @@ use tracing::{error, info, warn};
 
 use crate::exit::{CONFIG, Exit, SYSTEM};
 use crate::log::Log;
+use crate::output::{say_line, try_say};
+
+const EXAMPLES: &str = "\
+Examples:
+  kofm check-config site.toml                      # every mistake, with its line
+  kofm serve --config site.toml
+  KOFM_LOG=debug kofm serve --config site.toml --log-format json
+
+SIGHUP reads the file again, SIGTERM lets leases end for as long as --drain says, and a second one
+ends it at once.";
 
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Serve {
     /// The configuration file
     #[arg(long)]
@@ -41,7 +52,7 @@ impl CheckConfig {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let config = read(&self.config)?;
         access(config.token_file.as_deref())?;
-        println!(
+        say_line(&format!(
             "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
             self.config.display(),
             config.site,
@@ -49,25 +60,26 @@ impl CheckConfig {
             config.cluster,
             config.pools.len(),
             config.semaphores.len()
-        );
+        ));
         for (name, pool) in &config.pools {
-            println!(
+            say_line(&format!(
                 "  {name}: {} units, {}, on expiry {}",
                 pool.units,
                 pool.protocol.name(),
                 pool.on_expiry.name()
-            );
+            ));
         }
         for (name, it) in &config.semaphores {
-            println!("  {name}: a semaphore of {}, {}", it.value, it.protocol.name());
+            say_line(&format!("  {name}: a semaphore of {}, {}", it.value, it.protocol.name()));
         }
         for (name, members) in &config.gangs {
             let members: Vec<&str> = members.keys().map(String::as_str).collect();
-            println!("  {name}: a gang of {}", members.join(", "));
+            say_line(&format!("  {name}: a gang of {}", members.join(", ")));
         }
         if let Some(rota) = &config.rota {
             for (name, members) in &rota.gangs {
-                println!("  {name}: in the rota, {}, {}", rota.protocol.name(), members.join(", "));
+                let (protocol, members) = (rota.protocol.name(), members.join(", "));
+                say_line(&format!("  {name}: in the rota, {protocol}, {members}"));
             }
         }
         Ok(())
@@ -117,8 +129,9 @@ impl Serve {
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
-            // Tests and scripts that gave port 0 read the port here.
-            println!("{} http://{}", site.config().site, listener.local_addr()?);
+            // Tests and scripts that gave port 0 read the port here; others need not.
+            let line = format!("{} http://{}\n", site.config().site, listener.local_addr()?);
+            drop(try_say(&line));
             tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
         if let Some(path) = socket {

@@ -13,7 +13,7 @@ use kofm_sim::span::{DELAY, Span};
 use crate::exit::Exit;
 use crate::groups;
 use crate::lab::{self, Lab};
-use crate::output::{Progress, WholeFile, grouped, say};
+use crate::output::{Progress, WholeFile, grouped, say, tell};
 
 const EXAMPLES: &str = "\
 Times are in units of the mean link delay: `A..B` is uniform, `~X` exponential, `X` constant.
@@ -66,7 +66,8 @@ pub(crate) struct Args {
     /// Let a site hold this many times as long (repeatable)
     #[arg(long, value_name = "SITE=FACTOR")]
     long: Vec<String>,
-    /// What goes wrong, with commas: pause, partition, crash, restart, arbitrary-start, corrupt=P
+    /// What goes wrong, with commas: pause, partition, crash, restart, one-way, clock-rate,
+    /// arbitrary-start, corrupt=P
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     faults: Vec<Fault>,
     /// Decides everything random
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         say(&table(args, kind, &setup, &report));
         let rate = report.events as f64 / wall.as_secs_f64().max(1e-6);
         let ms = wall.as_millis();
-        eprintln!("{} events in {ms} ms, {rate:.1e} per second", grouped(report.events));
+        tell(&format!("{} events in {ms} ms, {rate:.1e} per second", grouped(report.events)));
     }
     if report.is_clean() { Ok(()) } else { Err(Exit::silent()) }
 }

@@ -1,6 +1,5 @@
 //! `kofm top`: pools, leases and the queue, live in the terminal.
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,6 +7,7 @@ use kofm_net::api;
 
 use crate::ask::{Server, leases_table, pools_table, queue_table};
 use crate::exit::Exit;
+use crate::output::say;
 use crate::serve::stop_signal;
 
 /// Lines of each list; a screen has no more.
@@ -39,13 +39,12 @@ impl Top {
                 leases.truncate(LINES);
                 queue.truncate(LINES);
                 let clear = if self.once { "" } else { "\x1b[H\x1b[2J" };
-                print!(
+                say(&format!(
                     "{clear}{}\n{held} leases\n{}\n{waiting} waiting\n{}",
                     pools_table(&pools),
                     leases_table(&leases),
                     queue_table(&queue)
-                );
-                std::io::stdout().flush()?;
+                ));
                 if self.once {
                     return Ok(());
                 }

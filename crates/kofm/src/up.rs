@@ -6,14 +6,24 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kofm_net::Site;
-use kofm_net::config::{MAX_UNITS, PoolConfig, check_name, protocol_named};
+use kofm_net::api::UnitsSpec;
+use kofm_net::config::{PoolConfig, check_name, protocol_named};
 use tokio::net::TcpListener;
 
 use crate::exit::{Exit, SYSTEM, USAGE};
 use crate::log::Log;
+use crate::output::{tell, try_say};
+use crate::pool;
 use crate::serve::{access, allow_many_files, stop_signal};
 
+const EXAMPLES: &str = "\
+Examples:
+  kofm up                                          # 3 sites; pools gpu, licence and reboot
+  kofm up --sites 5 --pool gpu=gpu-0,gpu-1 --pool licence=8
+  kofm up --http 127.0.0.1:0                       # any free ports; they are printed";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Up {
     /// How many sites
     #[arg(long, default_value_t = 3)]
@@ -66,7 +76,8 @@ impl Up {
         let mut first = String::new();
         for (site, listener) in sites.iter().zip(listeners) {
             let address = listener.local_addr()?;
-            println!("{} http://{address}", site.config().site);
+            // Its work does not depend on somebody reading this.
+            drop(try_say(&format!("{} http://{address}\n", site.config().site)));
             if first.is_empty() {
                 first = format!("http://{address}");
             }
@@ -74,7 +85,7 @@ impl Up {
         }
         advise(&first, &names);
         stop_signal().await?;
-        eprintln!("stopping");
+        tell("stopping");
         Ok(())
     }
 
@@ -88,11 +99,13 @@ impl Up {
                 .split_once('=')
                 .ok_or_else(|| usage(format!("--pool {text}: write NAME=M or NAME=a,b,c")))?;
             check_name(name).map_err(usage)?;
-            let mut pool = parse_units(units).map_err(usage)?;
+            let mut pool = parse_units(units)?;
             if let Some(protocol) = &self.protocol {
                 pool.protocol = protocol_named(protocol).map_err(usage)?;
             }
-            list.insert(name.to_owned(), pool);
+            if list.insert(name.to_owned(), pool).is_some() {
+                return Err(usage(format!("--pool {name} stands there twice")));
+            }
         }
         Ok(list)
     }
@@ -100,33 +113,31 @@ impl Up {
 
 /// What to type next.
 fn advise(addr: &str, pools: &[String]) {
-    eprintln!("\nIn another terminal:\n");
+    tell("\nIn another terminal:\n");
     if addr != "http://127.0.0.1:7600" {
-        eprintln!("  export KOFM_ADDR={addr}");
+        tell(&format!("  export KOFM_ADDR={addr}"));
     }
     let pool = pools.first().map_or("gpu", String::as_str);
     let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
-    eprintln!("  {binary} status");
-    eprintln!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'");
-    eprintln!("  {binary} acquire {pool}:1 --ttl 5m --json");
-    eprintln!("  {binary} queue");
-    eprintln!("\nOr open {addr}/ in a browser. Ctrl-C ends it.");
+    tell(&format!("  {binary} status"));
+    tell(&format!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'"));
+    tell(&format!("  {binary} acquire {pool}:1 --ttl 5m --json"));
+    tell(&format!("  {binary} queue"));
+    tell(&format!("\nOr open {addr}/ in a browser. Ctrl-C ends it."));
 }
 
 /// Reads `8` or `a,b,c`.
-fn parse_units(text: &str) -> Result<PoolConfig, String> {
-    if let Ok(units) = text.parse() {
-        let pool = PoolConfig::new(units);
-        let fits = (1..=MAX_UNITS).contains(&units);
-        return fits.then_some(pool).ok_or_else(|| format!("units are 1 to {MAX_UNITS}"));
-    }
-    let names: Vec<String> = text.split(',').map(str::to_owned).collect();
+fn parse_units(text: &str) -> Result<PoolConfig, Exit> {
+    let names = match pool::units(text)? {
+        UnitsSpec::Count(units) => return Ok(PoolConfig::new(units)),
+        UnitsSpec::Names(names) => names,
+    };
     for (i, name) in names.iter().enumerate() {
-        check_name(name)?;
+        check_name(name).map_err(Exit::usage)?;
         if names[..i].contains(name) {
-            return Err(format!("two units have the name `{name}`"));
+            return Err(Exit::usage(format!("two units have the name `{name}`")));
         }
     }
-    let units = u32::try_from(names.len()).map_err(|_| "too many units".to_owned())?;
+    let units = u32::try_from(names.len()).map_err(|_| Exit::usage("too many units"))?;
     Ok(PoolConfig { names, ..PoolConfig::new(units) })
 }

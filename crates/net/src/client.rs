@@ -46,14 +46,20 @@ pub enum Address {
 impl Address {
     /// Reads `http://host:port`, `host:port` or `unix:PATH`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
+        let write = "write http://HOST:PORT or unix:PATH";
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
         }
-        let host = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
-        if crate::config::is_address(host) {
+        let host = match text.split_once("://") {
+            Some((scheme, host)) if scheme.eq_ignore_ascii_case("http") => host,
+            Some((scheme, _)) => return Err(format!("sites do not speak {scheme}; {write}")),
+            None => text,
+        };
+        let host = host.trim_end_matches('/');
+        if crate::config::is_address(host) && !host.contains('/') {
             return Ok(Self::Tcp(host.to_owned()));
         }
-        Err(format!("`{text}` is no address; write http://HOST:PORT or unix:PATH"))
+        Err(format!("`{text}` is no address; {write}"))
     }
 }
 
@@ -454,4 +460,25 @@ pub fn escape(text: &str) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        let tcp = |text: &str| Ok(Address::Tcp(text.to_owned()));
+        assert_eq!(Address::parse("http://a:1"), tcp("a:1"));
+        assert_eq!(Address::parse("HTTP://a:1/"), tcp("a:1"));
+        assert_eq!(Address::parse("[::1]:7600"), tcp("[::1]:7600"));
+        assert_eq!(Address::parse("unix:/x"), Ok(Address::Unix("/x".into())));
+        for text in ["", "unix:", "a", "http://a", "http://a:1/v1", "http://:1", "a:99999"] {
+            assert!(Address::parse(text).is_err(), "{text}");
+        }
+        for (text, scheme) in [("https://a:1", "https"), ("ftp://a:1", "ftp"), ("://a:1", "")] {
+            let error = Address::parse(text).unwrap_err();
+            assert!(error.contains(&format!("not speak {scheme};")), "{error}");
+        }
+    }
 }

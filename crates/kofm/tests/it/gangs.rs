@@ -1,6 +1,6 @@
 //! Gangs: members at several sites start together or not at all.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::harness::{Cluster, exit_code, temp_dir, until};
 
@@ -249,4 +249,29 @@ fn nonsense_is_refused_with_its_reason() {
     }
     let unknown = cluster.run(0, &["gang", "run", "nobody", "--here", "--", "true"]);
     assert_eq!(unknown.status.code(), Some(65));
+}
+
+/// Each member has a lock on a file while it lives.
+#[test]
+fn a_killed_guard_of_a_member_gives_nothing_away() {
+    let cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
+    let set = ["gang", "set", "pair", "--member", "s0=gpu:1", "--member", "s1=gpu:1"];
+    assert!(cluster.run(0, &set).status.success());
+    let dir = temp_dir();
+    let script = "exec 9>$KOFM_MEMBER.lock; flock -n 9 || exit 99; touch $KOFM_MEMBER; sleep 1000";
+    let args = ["gang", "run", "pair", "--here", "--ttl", "1m", "--", "sh", "-c", script];
+    let mut command = cluster.command(0, &args);
+    let mut wrapper = command.current_dir(&dir).stderr(Stdio::null()).spawn().unwrap();
+    until("both run", || dir.join("s0").exists() && dir.join("s1").exists());
+    let free = "for it in s0 s1; do flock -n $it.lock true || exit 99; done";
+    let mut command = cluster.command(0, &["run", "gpu:2", "--", "sh", "-c", free]);
+    let mut next = command.current_dir(&dir).stderr(Stdio::null()).spawn().unwrap();
+    until("the next one waits", || cluster.pool(0, "gpu")["waiting"] == 1);
+    let path = format!("/proc/{0}/task/{0}/children", wrapper.id());
+    let guards = std::fs::read_to_string(path).unwrap();
+    let guard = guards.split_whitespace().next().unwrap();
+    assert!(Command::new("kill").args(["-KILL", guard]).status().unwrap().success());
+    assert_eq!(exit_code(&mut wrapper), 71, "the wrapper says that a guard is gone");
+    assert_eq!(exit_code(&mut next), 0, "nothing of the gang lives when the next starts");
+    std::fs::remove_dir_all(dir).unwrap();
 }

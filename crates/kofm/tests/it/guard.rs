@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::harness::{Cluster, exit_code, signal, temp_dir, until};
+use crate::harness::{Cluster, KOFM, exit_code, signal, temp_dir, until};
 
 /// Pools, each with its own chain of holders, at the same time.
 const CHAINS: usize = 8;
@@ -98,6 +99,112 @@ fn a_killed_wrapper_takes_its_command_along() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
+/// The guard of a wrapper, which is its only child.
+fn guard_of(wrapper: &Child) -> String {
+    let pid = wrapper.id();
+    let mut children = String::new();
+    until("the guard is there", || {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        children = std::fs::read_to_string(path).unwrap_or_default();
+        !children.trim().is_empty()
+    });
+    children.trim().to_owned()
+}
+
+fn send(signal: &str, pid: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), pid]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// `pkill kofm` reaches the guard, too: it stays as long as its command does.
+#[test]
+fn signals_do_not_end_a_guard() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let path = |name: &str| dir.join(name).display().to_string();
+    // It says which signals it was started with as ignored: none of those.
+    let script = format!(
+        "grep SigIgn /proc/self/status > {}; touch {}; until test -e {}; do sleep 0.05; done",
+        path("ignored"),
+        path("started"),
+        path("go")
+    );
+    let args = ["run", "gpu", "--ttl", "1m", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || dir.join("started").exists());
+    let guard = guard_of(&wrapper);
+    for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] {
+        send(name, &guard);
+        // Whoever asks now gets nothing, for the command lives.
+        let asked = cluster.run(0, &["acquire", "gpu", "--wait", "0"]);
+        assert_eq!(asked.status.code(), Some(75), "after {name}");
+        assert_eq!(guard_of(&wrapper), guard, "after {name}");
+    }
+    std::fs::write(dir.join("go"), "").unwrap();
+    assert_eq!(exit_code(&mut wrapper), 0);
+    let ignored = std::fs::read_to_string(dir.join("ignored")).unwrap();
+    let mask = u64::from_str_radix(ignored.trim().trim_start_matches("SigIgn:").trim(), 16);
+    // HUP, INT, QUIT, USR1, USR2, TERM.
+    assert_eq!(mask.unwrap() & 0x4a07 & !inherited(), 0, "the command hears them");
+    cluster.all_free("gpu");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// What this test itself was started with as ignored.
+fn inherited() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(mask.trim(), 16).unwrap()
+}
+
+/// Signals come more often than the lease has to be renewed.
+#[test]
+fn signals_do_not_put_off_renewal() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let path = |name: &str| dir.join(name).display().to_string();
+    let script = format!(
+        "trap : HUP; touch {}; until test -e {}; do sleep 0.05; done",
+        path("started"),
+        path("go")
+    );
+    let args = ["run", "gpu", "--ttl", "2s", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || dir.join("started").exists());
+    // Every 20 ms, for more than two lives of the lease.
+    for _ in 0..250 {
+        signal(&wrapper, "HUP");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(dir.join("go"), "").unwrap();
+    assert_eq!(exit_code(&mut wrapper), 0);
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// Each command has a lock on a file while anything of it lives.
+#[test]
+fn a_killed_guard_gives_nothing_away_while_its_command_lives() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    let (lock, started) = (dir.join("lock"), dir.join("started"));
+    let script = format!(
+        "trap '' TERM; exec 9>{}; flock -n 9 || exit 99; setsid sleep 1000 & touch {}; sleep 1000",
+        lock.display(),
+        started.display()
+    );
+    let args = ["run", "gpu", "--ttl", "1m", "--", "sh", "-c", &script];
+    let mut wrapper = cluster.command(0, &args).stderr(Stdio::null()).spawn().unwrap();
+    until("it runs", || started.exists());
+    let free = format!("exec 9>{}; flock -n 9 || exit 99", lock.display());
+    let next = ["run", "gpu", "--", "sh", "-c", &free];
+    let mut next = cluster.command(0, &next).stderr(Stdio::null()).spawn().unwrap();
+    until("the next one waits", || cluster.pool(0, "gpu")["waiting"] == 1);
+    send("KILL", &guard_of(&wrapper));
+    assert_eq!(exit_code(&mut wrapper), 71, "the wrapper says that its guard is gone");
+    assert_eq!(exit_code(&mut next), 0, "nothing of the first lives when the next starts");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
 /// Stopped while it waits, granted and expired meanwhile: it must not start its command late.
 #[test]
 fn a_wrapper_that_slept_through_its_grant_does_not_start() {
@@ -116,5 +223,51 @@ fn a_wrapper_that_slept_through_its_grant_does_not_start() {
     signal(&wrapper, "CONT");
     assert_eq!(exit_code(&mut wrapper), 76);
     assert!(!file.exists());
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+/// A signal that comes before the site has answered: nothing is left behind.
+#[test]
+fn whoever_is_interrupted_while_it_asks_holds_nothing() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    for args in [
+        &["acquire", "gpu", "--ttl", "10m"][..],
+        &["run", "gpu", "--ttl", "10m", "--", "sleep", "1000"],
+    ] {
+        signal(&cluster.sites[0], "STOP");
+        let mut asking = cluster.command(0, args).stderr(Stdio::null()).spawn().unwrap();
+        until("it catches TERM", || {
+            let path = format!("/proc/{}/status", asking.id());
+            let status = std::fs::read_to_string(path).unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & 1 << 14 != 0
+        });
+        signal(&asking, "TERM");
+        signal(&cluster.sites[0], "CONT");
+        assert_eq!(exit_code(&mut asking), 143, "{args:?}");
+        assert_eq!(cluster.pool(0, "gpu")["free"], 1, "{args:?}");
+    }
+}
+
+/// On a terminal, in the background: the interrupt was sent to the wrapper alone.
+#[test]
+fn an_interrupt_reaches_a_command_in_the_background() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    std::fs::write(
+        dir.join("command"),
+        "trap 'exit 7' INT; touch started; while :; do sleep 0.05; done",
+    )
+    .unwrap();
+    let jobs = format!(
+        "set -m; {KOFM} run gpu -- sh command & until test -e started; do sleep 0.05; done; \
+         kill -INT $!; wait $!"
+    );
+    // It makes a terminal, and ends with the code of what it runs.
+    let mut script = Command::new("script");
+    script.args(["-qec", &jobs, "/dev/null"]).current_dir(&dir).stdin(Stdio::null());
+    script.env("KOFM_ADDR", &cluster.http[0]).env("SHELL", "/bin/sh").stdout(Stdio::null());
+    assert_eq!(exit_code(&mut script.spawn().unwrap()), 7);
+    cluster.all_free("gpu");
     std::fs::remove_dir_all(dir).unwrap();
 }

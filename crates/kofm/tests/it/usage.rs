@@ -1,0 +1,108 @@
+//! Slips on the command line: told before anything is done.
+
+use std::process::{Command, Output, Stdio};
+
+use crate::harness::{Cluster, KOFM, free_port, serve, temp_dir};
+
+fn kofm(args: &[&str]) -> Output {
+    let mut command = Command::new(KOFM);
+    // Nobody is there: whoever asks all the same gets 69.
+    command.env_remove("KOFM_TOKEN").env("KOFM_ADDR", "http://127.0.0.1:1");
+    command.args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The command ends with this code and says this.
+fn refused(output: &Output, code: i32, words: &str) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(text.contains(words), "{text}");
+}
+
+#[test]
+fn what_looks_like_a_number_of_units_is_no_name() {
+    for units in ["-5", "1e3", "4.5", "0x10", "99999999999", "0", "1000001", "+x", ".5"] {
+        let set = ["pool", "set", "p", "--units", units];
+        refused(&kofm(&set), 65, "write a number from 1 to 1000000");
+        let pool = format!("p={units}");
+        refused(&kofm(&["up", "--http", "127.0.0.1:0", "--pool", &pool]), 65, "write a number");
+    }
+    let twice = ["up", "--http", "127.0.0.1:0", "--pool", "x=1", "--pool", "x=2"];
+    refused(&kofm(&twice), 64, "twice");
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    for (units, count) in [("3", 3), ("a", 1), ("0x10,4.5", 2)] {
+        let made = cluster.json(0, &["pool", "set", "p", "--units", units, "--json"]);
+        assert_eq!(made["units"], count, "{units}");
+    }
+}
+
+#[test]
+fn addresses_and_tokens_that_cannot_be_are_wrong_usage() {
+    for addr in ["https://127.0.0.1:1", "ftp://127.0.0.1:1", "unix:", "127.0.0.1", "http://a:b"] {
+        refused(&kofm(&["status", "--addr", addr]), 64, "write http://HOST:PORT or unix:PATH");
+    }
+    refused(&kofm(&["status", "--addr", "HTTP://127.0.0.1:1"]), 69, "127.0.0.1:1");
+    let status = |variable: &str, value: &str| {
+        let mut command = Command::new(KOFM);
+        command.args(["status"]).env("KOFM_ADDR", "http://127.0.0.1:1").env(variable, value);
+        command.output().unwrap()
+    };
+    refused(&status("KOFM_TOKEN", "a\nb"), 64, "KOFM_TOKEN");
+    refused(&status("KOFM_TOKEN", ""), 69, "127.0.0.1:1");
+    let default = status("KOFM_ADDR", "");
+    assert_ne!(default.status.code(), Some(64), "{default:?}");
+}
+
+#[test]
+fn a_bench_that_cannot_be_is_not_begun() {
+    refused(&kofm(&["bench", "--sites", "1,0"]), 64, "--sites 0");
+    refused(&kofm(&["bench", "--clients", "0"]), 64, "--clients 0");
+    refused(&kofm(&["bench", "--time", "0"]), 64, "--time 0");
+    refused(&kofm(&["bench", "--protocol", "nosuch"]), 64, "nosuch");
+}
+
+#[test]
+fn hidden_commands_are_offered_nowhere() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = kofm(&["completions", shell]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("acquire") && !text.contains("guard"), "{shell}");
+    }
+}
+
+#[test]
+fn a_wrong_log_filter_is_told() {
+    let mut command = Command::new(KOFM);
+    // It ends at once, for there is no such address.
+    command.args(["up", "--http", "192.0.2.1:1"]).env("KOFM_LOG", "kofm=loud");
+    refused(&command.output().unwrap(), 71, "KOFM_LOG");
+}
+
+#[test]
+fn slips_are_told_before_the_work() {
+    let sim = ["sim", "--protocol", "permission", "--sites", "3", "--units", "2"];
+    refused(&kofm(&[&sim[..], &["--trace", "/tmp"]].concat()), 64, "directory");
+    let run = ["run", "gpu", "--env", "X=@licence", "--", "true"];
+    refused(&kofm(&run), 64, "licence is not asked for");
+}
+
+#[test]
+fn a_refusal_is_told_in_words() {
+    let dir = temp_dir();
+    let tokens = dir.join("tokens");
+    std::fs::write(&tokens, "secret\n").unwrap();
+    let top = format!("token_file = \"{}\"\n", tokens.display());
+    let http = free_port();
+    let path = dir.join("site.toml");
+    let text = format!(
+        "cluster = \"t\"\nsite = \"a\"\nhttp = \"127.0.0.1:{http}\"\n{top}[pools]\ngpu = 1\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let (mut site, addr) = serve(&path);
+    let output = kofm(&["status", "--addr", &addr]);
+    refused(&output, 77, "token");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!text.contains(['{', '"']), "{text}");
+    site.kill().unwrap();
+    site.wait().unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+}
