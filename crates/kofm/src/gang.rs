@@ -255,9 +255,9 @@ impl Run {
 
     fn refused(&self, request: &api::Request) -> Exit {
         let cause = request.cause.as_deref().unwrap_or("not granted");
-        match (request.state, self.wait) {
-            (State::Failed, Some(Duration::ZERO)) => Exit::new(BUSY, cause),
-            (State::Failed, Some(wait)) if cause.contains("ran out") => {
+        match (request.code, self.wait) {
+            (Some(Code::Busy), _) => Exit::new(BUSY, cause),
+            (Some(Code::Timeout), Some(wait)) => {
                 Exit::new(TIMEOUT, format!("not started within {}", duration::show(wait)))
             }
             (_, _) => Exit::new(UNREACHABLE, cause),
