@@ -141,6 +141,14 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
                 names => names.join(", "),
             };
             let name = kind.name();
+            if fault.needs_epochs() && profile.survives("arbitrary-start") {
+                // It survives crashes by itself, which only a simulator without epochs can show.
+                return Err(Exit::usage(format!(
+                    "--faults {fault}: this is simulated with epochs, which {name} does without; \
+                     here it survives {survives}, and the example tree_storm of kofm-sim has \
+                     crashes and cuts"
+                )));
+            }
             return Err(Exit::usage(format!(
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
