@@ -18,6 +18,10 @@ use crate::output::{Progress, WholeFile, grouped, say, tell};
 const EXAMPLES: &str = "\
 Times are in units of the mean link delay: `A..B` is uniform, `~X` exponential, `X` constant.
 
+A message is charged to the claim it serves; messages per grant are what granted claims were
+charged. What serves no claim (tokens that go round, epochs) is upkeep: each grant has an even
+share. V of semaphores and claims that were not granted are counted apart; `messages` counts all.
+
 Examples:
   kofm sim --protocol permission --sites 5 --units 3 --k 1..3
   kofm sim --protocol permission-lazy --sites 9 --units 8 --think ~1 --hold ~10 --long 0=50
@@ -138,6 +142,14 @@ fn setup(args: &Args, kind: Kind) -> Result<Setup, Exit> {
                 names => names.join(", "),
             };
             let name = kind.name();
+            if fault.needs_epochs() && profile.survives("arbitrary-start") {
+                // It survives crashes by itself, which only a simulator without epochs can show.
+                return Err(Exit::usage(format!(
+                    "--faults {fault}: this is simulated with epochs, which {name} does without; \
+                     here it survives {survives}, and the example tree_storm of kofm-sim has \
+                     crashes and cuts"
+                )));
+            }
             return Err(Exit::usage(format!(
                 "--faults {fault}: {name} does not claim to survive it; it survives {survives}"
             )));
@@ -226,8 +238,13 @@ fn table(args: &Args, kind: Kind, setup: &Setup, report: &Report) -> String {
         "  messages per grant  min {}   mean {:.2}   max {}",
         messages.min, messages.mean, messages.max
     );
-    if report.spread > 0 {
-        let _ = writeln!(text, "  messages of all V   {}", grouped(report.spread));
+    let apart = [
+        ("messages of all V", report.spread, ""),
+        ("messages of upkeep", report.upkeep(), ", shared evenly by the grants"),
+        ("messages in vain", report.in_vain(), ", of claims that were not granted"),
+    ];
+    for (name, count, what) in apart.into_iter().filter(|row| row.1 > 0) {
+        let _ = writeln!(text, "  {name:<18}  {}{what}", grouped(count));
     }
     let _ = writeln!(
         text,

@@ -7,7 +7,8 @@
 //!                        requests, leases
 //! ```
 //!
-//! One task owns the protocols; around it tasks only move frames and calls through bounded queues.
+//! One value owns the protocols, and whoever brings a command carries it out, one at a time; other
+//! tasks only move frames and calls through bounded queues.
 
 mod access;
 pub mod api;

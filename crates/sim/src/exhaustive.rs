@@ -50,6 +50,7 @@ pub fn explore<P: Protocol>(
     mut progress: impl FnMut(u64),
 ) -> Exploration<P> {
     let mut search = Search::<P>::new(cluster, script);
+    search.limit = u32::try_from(limit).unwrap_or(u32::MAX);
     let mut level_end = search.rows.count();
     let (mut depth, mut at) = (0, 0);
     while at < search.rows.count() {
@@ -62,7 +63,7 @@ pub fn explore<P: Protocol>(
             return search.report(depth + 1, false, Some((violation.0, steps)));
         }
         at += 1;
-        if u64::from(search.rows.count()) > limit {
+        if search.full {
             return search.report(depth, false, None);
         }
         if at % 0x4_0000 == 0 {
@@ -159,6 +160,9 @@ pub(crate) struct Search<'a, P: Protocol> {
     /// The two ends of each link, by its place in a row.
     links: Vec<(SiteId, SiteId)>,
     rows: Rows,
+    /// No more worlds than this are kept, and whether there was one more.
+    limit: u32,
+    full: bool,
     transitions: u64,
     /// For perpetual protocols: from which row a step leads to which.
     ways: Vec<(u32, u32)>,
@@ -198,6 +202,8 @@ impl<'a, P: Protocol> Search<'a, P> {
             steps: HashMap::default(),
             links,
             rows: Rows { width, cells: Vec::new(), index: HashTable::new(), origin: Vec::new() },
+            limit: u32::MAX,
+            full: false,
             transitions: 0,
             ways: Vec::new(),
             expected: P::expected_tokens(cluster),
@@ -316,6 +322,11 @@ impl<'a, P: Protocol> Search<'a, P> {
         }
         self.transitions += 1;
         let verdict = self.begin(&mut row, site, &outcome.begun);
+        if self.rows.count() >= self.limit && !self.rows.has(&row) {
+            self.full = true;
+            self.scratch = row;
+            return Ok(());
+        }
         let (to, new) = self.rows.add(&row, (at, code));
         if P::PERPETUAL {
             self.ways.push((at, to));

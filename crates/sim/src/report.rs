@@ -71,7 +71,7 @@ pub struct Stabilised {
 pub struct Range {
     /// The smallest.
     pub min: u32,
-    /// All of them over the number of grants.
+    /// The mean.
     pub mean: f64,
     /// The largest.
     pub max: u32,
@@ -126,14 +126,36 @@ impl Report {
         self.waits.len() as u64
     }
 
-    /// Messages per granted claim.
+    /// Messages per granted claim: those that served it, and its even share of the upkeep.
     pub fn messages_per_grant(&self) -> Range {
         let charges = || self.granted.iter().map(|&number| self.charges[number as usize]);
+        let (Some(min), Some(max)) = (charges().min(), charges().max()) else {
+            return Range { min: 0, mean: 0.0, max: 0 };
+        };
+        // Messages are whole: some grants have one more of the upkeep than others.
+        let (upkeep, grants) = (self.upkeep(), self.grants());
+        let whole = |share: u64| u32::try_from(share).unwrap_or(u32::MAX);
         Range {
-            min: charges().min().unwrap_or(0),
-            mean: ratio(self.messages - self.spread, self.grants()),
-            max: charges().max().unwrap_or(0),
+            min: min.saturating_add(whole(upkeep / grants)),
+            mean: ratio(self.messages - self.spread - self.in_vain(), grants),
+            max: max.saturating_add(whole(upkeep.div_ceil(grants))),
         }
+    }
+
+    /// Messages that served claims which were not granted.
+    pub fn in_vain(&self) -> u64 {
+        let served: u64 = self.granted.iter().map(|&n| u64::from(self.charges[n as usize])).sum();
+        self.charged() - served
+    }
+
+    /// Messages that served no claim in particular: tokens that go round, epochs, and answers of
+    /// listings that do not say whom they answer.
+    pub fn upkeep(&self) -> u64 {
+        self.messages - self.spread - self.charged()
+    }
+
+    fn charged(&self) -> u64 {
+        self.charges.iter().map(|&charge| u64::from(charge)).sum()
     }
 
     /// The mean wait in link delays.
@@ -174,6 +196,11 @@ impl Report {
             "revoked": self.revoked,
             "messages": self.messages,
             "messages_per_grant": self.messages_per_grant(),
+            "messages_of": {
+                "upkeep": self.upkeep(),
+                "additions": self.spread,
+                "not_granted": self.in_vain(),
+            },
             "wait": {
                 "mean": self.wait_mean(),
                 "p50": self.wait_at(500),

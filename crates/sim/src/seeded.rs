@@ -499,7 +499,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
                 self.report.messages += 1;
                 if let Some(number) = serves.and_then(|claim| self.oracle.number(claim)) {
                     self.report.charges[number as usize] += 1;
-                } else if P::PROFILE.serves == Service::Semaphore {
+                } else if serves.is_none() && P::PROFILE.serves == Service::Semaphore {
                     self.report.spread += 1;
                 }
                 let delay = self.setup.delay.draw(&mut self.delays);

@@ -11,6 +11,7 @@ use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::RequestSets;
 use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service, SiteId, step};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::span::{DELAY, Time};
 
@@ -202,8 +203,10 @@ pub fn replay<P: Protocol>(
         let effects: Vec<_> = out.drain().collect();
         if effects != recorded.effects {
             let now = Step { effects, ..recorded.clone() };
+            let value = |step| serde_json::to_value(step).expect("it was read as JSON");
+            let first = difference("", &value(&recorded), &value(&now)).unwrap_or_default();
             return Err(format!(
-                "line {number} does not replay\nrecorded {}\n    here {}",
+                "line {number} does not replay\nrecorded {}\n    here {}\n{first}",
                 recorded.text(),
                 now.text()
             ));
@@ -212,4 +215,22 @@ pub fn replay<P: Protocol>(
         count += 1;
     }
     Ok(count)
+}
+
+/// Where two documents differ first. Lines for people leave out clocks and what messages serve.
+fn difference(path: &str, recorded: &Value, here: &Value) -> Option<String> {
+    let inner = match (recorded, here) {
+        (Value::Object(recorded), Value::Object(here)) if recorded.keys().eq(here.keys()) => {
+            let mut pairs = recorded.iter().zip(here.values());
+            pairs.find_map(|((key, a), b)| difference(&format!("{path}.{key}"), a, b))
+        }
+        (Value::Array(recorded), Value::Array(here)) if recorded.len() == here.len() => {
+            let mut pairs = recorded.iter().zip(here).enumerate();
+            pairs.find_map(|(i, (a, b))| difference(&format!("{path}[{i}]"), a, b))
+        }
+        _ => None,
+    };
+    let path = path.trim_start_matches('.');
+    inner
+        .or_else(|| (recorded != here).then(|| format!("{path}: recorded {recorded}, here {here}")))
 }

@@ -49,18 +49,25 @@ impl Rows {
         &self.cells[i as usize * self.width..][..self.width]
     }
 
+    fn find(&self, hash: u64, row: &[u32]) -> Option<u32> {
+        self.index.find(hash, |&i| self.row(i) == row).copied()
+    }
+
+    /// Whether a row is there.
+    pub(super) fn has(&self, row: &[u32]) -> bool {
+        self.find(FxBuildHasher.hash_one(row), row).is_some()
+    }
+
     /// Adds a row; says its number, and whether it is new.
     pub(super) fn add(&mut self, row: &[u32], origin: (u32, Code)) -> (u32, bool) {
         let hash = FxBuildHasher.hash_one(row);
-        let (cells, width) = (&self.cells, self.width);
-        let at = |i: u32| &cells[i as usize * width..][..width];
-        if let Some(&i) = self.index.find(hash, |&i| at(i) == row) {
+        if let Some(i) = self.find(hash, row) {
             return (i, false);
         }
         let new = self.count();
         self.cells.extend_from_slice(row);
         self.origin.push(origin);
-        let cells = &self.cells;
+        let (cells, width) = (&self.cells, self.width);
         let at = |i: u32| &cells[i as usize * width..][..width];
         self.index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(at(i)));
         (new, true)

@@ -39,6 +39,16 @@ fn everything(script: Script) -> Script {
 }
 
 #[test]
+fn no_more_states_are_kept_than_were_asked_for() {
+    let script = Script::new(2, 3, ks(1, 2));
+    for limit in [1, 10, 100, 2_565, 2_566] {
+        let found = explore(Kind::Permission, &Cluster::new(2, 2), &script, limit, &mut |_| {});
+        assert_eq!((found.states, found.complete), (limit, limit == 2_566));
+        assert!(found.violation.is_none());
+    }
+}
+
+#[test]
 fn permission_one_claim_at_a_time() {
     let states = |sites, units, rounds| {
         let script = Script::new(sites, rounds, ks(1, units));

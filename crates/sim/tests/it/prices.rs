@@ -3,6 +3,7 @@
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Kind};
 use kofm_sim::chosen::simulate;
+use kofm_sim::faults::Fault;
 use kofm_sim::rng::Rng;
 use kofm_sim::seeded::Setup;
 use kofm_sim::span::Span;
@@ -37,6 +38,37 @@ fn no_claim_costs_less_or_more_than_its_protocol_says() {
     for kind in crate::kinds().filter(|kind| !kind.profile().as_printed) {
         for sites in [1, 2, 3, 5, 9] {
             ends(kind, sites, 300);
+        }
+    }
+}
+
+#[test]
+fn a_mean_lies_between_the_least_and_the_most() {
+    for &kind in Kind::ALL {
+        let full = kind.profile().full_service;
+        let patience = full.then_some(Span::Constant(2.0));
+        let faults = if full { "crash,restart,partition" } else { "partition" };
+        let faults = faults.split(',').filter(|name| kind.profile().survives(name));
+        let faults: Vec<Fault> = faults.map(|name| name.parse().unwrap()).collect();
+        let base = Setup { requests: 300, seed: 7, ..Setup::new(Cluster::new(5, 3)) };
+        let setups = [
+            base.clone(),
+            Setup { patience, ..base.clone() },
+            Setup { patience: patience.map(|_| Span::Exponential(5.0)), faults, ..base },
+        ];
+        for setup in setups {
+            let report = simulate(kind, &setup);
+            let cost = report.messages_per_grant();
+            let mean = f64::from(cost.min) <= cost.mean && cost.mean <= f64::from(cost.max);
+            assert!(mean, "{} {setup:?}: {cost:?}", kind.name());
+            let apart = report.spread + report.in_vain();
+            let served = (report.messages - apart) as f64;
+            assert!(
+                report.grants() == 0 || (cost.mean * report.grants() as f64 - served).abs() < 0.1
+            );
+            if report.withdrawn == 0 && report.unserved == 0 {
+                assert_eq!(report.in_vain(), 0, "{} {setup:?}", kind.name());
+            }
         }
     }
 }

@@ -41,6 +41,11 @@ fn a_trace_that_was_changed_does_not_replay() {
     let replayed = |text: &str| replayed(text.as_bytes());
     let other = trace.replacen("\"fence\":1,", "\"fence\":7,", 1);
     assert!(replayed(&other).unwrap_err().contains("does not replay"));
+    // Lines for people leave out clocks.
+    let at = trace.find("\"clock\":{\"time\":1,").unwrap();
+    let late = format!("{}\"clock\":{{\"time\":9,{}", &trace[..at], &trace[at + 18..]);
+    let problem = replayed(&late).unwrap_err();
+    assert!(problem.contains("clock.time: recorded 9, here 1"), "{problem}");
     let cut = &trace[..trace.len() - 20];
     assert!(replayed(cut).unwrap_err().contains("is not a step"));
     assert!(replayed("{}\n").unwrap_err().contains("header"));
