@@ -108,9 +108,10 @@ impl Site {
         if !(1..=MAX_UNITS).contains(&units) {
             return Err(malformed(format!("units are 1 to {MAX_UNITS}")));
         }
-        for (i, unit) in names.iter().enumerate() {
+        let mut seen = BTreeSet::new();
+        for unit in &names {
             check_name(unit).map_err(malformed)?;
-            if names[..i].contains(unit) {
+            if !seen.insert(unit) {
                 return Err(malformed(format!("two units have the name `{unit}`")));
             }
         }
