@@ -4,11 +4,9 @@
 //! answers for the cluster: it asks the others, and names those that did not answer in the header
 //! `kofm-missing`.
 
+mod listen;
+
 use std::convert::Infallible;
-use std::fs::Permissions;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,23 +22,19 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
-use hyper::body::Incoming;
-use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use rustix::net::sockopt;
+use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::{Stream, StreamExt};
-use tracing::{debug, warn};
+use tracing::debug;
 
+pub(crate) use self::listen::keep_alive;
+use self::listen::{HEADERS_IN, Slot};
+pub use self::listen::{serve, serve_unix};
 use crate::access::Access;
 use crate::api::{
     AddSpec, Code, Error, PutPool, PutQuarantine, PutSemaphore, State, Submit, TakeSpec,
@@ -48,12 +42,9 @@ use crate::api::{
 use crate::duration;
 use crate::site::Site;
 
-/// Clients that may be connected at once.
-const MAX_CONNECTIONS: usize = 50_000;
-/// Of them, listeners to events.
+/// Clients that may listen to events at once.
 const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
-const HEADERS_IN: Duration = Duration::from_secs(30);
 const BODY_IN: Duration = Duration::from_secs(10);
 
 const DASHBOARD: &str = include_str!("http/dashboard.html");
@@ -113,87 +104,6 @@ async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next:
     }
     let text = "this site wants a token: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
     ApiError(Error::new(Code::Forbidden, text)).into_response()
-}
-
-/// Answers clients on a TCP port until the listener fails.
-pub async fn serve(site: Site, listener: TcpListener, access: Access) {
-    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                keep_alive(&stream);
-                if stream.set_nodelay(true).is_ok() {
-                    answer(stream, &router, &slots);
-                }
-            }
-            Err(error) => cannot_accept(&error).await,
-        }
-    }
-}
-
-/// Answers clients on a Unix socket. As with TCP, whoever can reach it may connect: its directory
-/// says who can.
-pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
-    // A socket that a dead process left behind would be in the way.
-    if std::os::unix::net::UnixStream::connect(path).is_err() {
-        let removed = std::fs::remove_file(path);
-        removed.or_else(|error| {
-            if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-        })?;
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
-    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => answer(stream, &router, &slots),
-            Err(error) => cannot_accept(&error).await,
-        }
-    }
-}
-
-/// Who waits says nothing: without probes, the peer of one whose machine died would wait for ever.
-pub(crate) fn keep_alive(stream: &TcpStream) {
-    let probes = sockopt::set_socket_keepalive(stream, true)
-        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
-        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
-        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
-    if let Err(error) = probes {
-        debug!(%error, "no probes on a connection");
-    }
-}
-
-async fn cannot_accept(error: &io::Error) {
-    warn!(%error, "cannot accept a client");
-    tokio::time::sleep(Duration::from_millis(50)).await;
-}
-
-fn answer<S>(stream: S, router: &Router, slots: &Arc<Semaphore>)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let Ok(slot) = Arc::clone(slots).try_acquire_owned() else {
-        // Closed at once: the client's retry is cheaper than our memory.
-        return warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
-    };
-    // Who goes on without HTTP keeps its slot.
-    let (slot, service) = (Arc::new(slot), TowerToHyperService::new(router.clone()));
-    let service = service_fn(move |mut request: HttpRequest<Incoming>| {
-        request.extensions_mut().insert(Arc::clone(&slot));
-        service.call(request)
-    });
-    tokio::spawn(async move {
-        let served = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS_IN)
-            .max_buf_size(64 << 10)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades()
-            .await;
-        if let Err(error) = served {
-            debug!(%error, "client");
-        }
-    });
 }
 
 // Handlers
@@ -360,7 +270,7 @@ async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Ans
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
-        known_or_any(&app.site, &pool, &list).await?;
+        refuse_unknown(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
 }
@@ -369,13 +279,13 @@ async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answ
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
-        known_or_any(&app.site, &pool, &list).await?;
+        refuse_unknown(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
 }
 
 /// An empty list of a pool that does not exist is a mistake of whoever asks.
-async fn known_or_any<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Error> {
+async fn refuse_unknown<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Error> {
     if list.is_empty() {
         site.pool(pool).await?;
     }
@@ -395,7 +305,7 @@ async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> An
     let limit = query.limit.unwrap_or(1000);
     let (list, missing) = app.site.history(query.pool.as_deref(), limit).await?;
     if let Some(pool) = query.pool {
-        known_or_any(&app.site, &pool, &list).await?;
+        refuse_unknown(&app.site, &pool, &list).await?;
     }
     listed((list, missing))
 }
@@ -589,7 +499,7 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
         let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
     }
-    let slot = request.extensions().get::<Arc<OwnedSemaphorePermit>>().cloned();
+    let slot = request.extensions().get::<Slot>().cloned();
     let upgraded = hyper::upgrade::on(request);
     tokio::spawn(async move {
         let _slot = slot;

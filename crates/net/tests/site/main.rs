@@ -1,6 +1,9 @@
 //! Sites in one process, over real sockets, through the library.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod change;
+mod fast;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -247,36 +250,6 @@ async fn what_can_never_be_is_refused_at_once() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pools_of_a_cluster_in_one_process_can_change() {
-    let sites =
-        Site::start_together(3, pools(&[("gpu", pool(4, Kind::Permission))])).await.unwrap();
-    let spec: kofm_net::api::PutPool =
-        serde_json::from_str(r#"{"units":["x","y"],"on_expiry":"hold"}"#).unwrap();
-    sites[1].put_pool("board", spec.clone()).await.unwrap();
-    let lease = timeout(LONG, sites[2].acquire([("board", 2), ("gpu", 1)])).await.unwrap().unwrap();
-    let mut units = lease.units()["board"].clone();
-    units.sort();
-    assert_eq!(units, ["x", "y"]);
-    assert_eq!(sites[0].remove_pool("board").await.unwrap_err().error, Code::InUse);
-    drop(lease);
-    sites[0].remove_pool("board").await.unwrap();
-    assert_eq!(sites[2].submit(want(&[("board", 1)])).await.unwrap_err().error, Code::UnknownPool);
-    sites[2].put_pool("board", spec).await.unwrap();
-    drop(timeout(LONG, sites[0].acquire([("board", 2)])).await.unwrap().unwrap());
-    // Those that are there keep their names.
-    let more = |text: &str| serde_json::from_str(text).unwrap();
-    sites[0].put_pool("board", more(r#"{"units":3}"#)).await.unwrap();
-    let lease = timeout(LONG, sites[1].acquire([("board", 3)])).await.unwrap().unwrap();
-    let mut units = lease.units()["board"].clone();
-    units.sort();
-    assert_eq!(units, ["2", "x", "y"]);
-    drop(lease);
-    sites[0].put_pool("odd", more(r#"{"units":["1"]}"#)).await.unwrap();
-    let refused = sites[0].put_pool("odd", more(r#"{"units":2}"#)).await.unwrap_err();
-    assert_eq!(refused.error, Code::Malformed, "{refused}");
-}
-
 async fn serve(sites: &[Site]) -> Vec<kofm_net::client::Client> {
     let mut clients = Vec::new();
     for site in sites {
@@ -411,38 +384,6 @@ async fn a_node_takes_its_reboot_slot_once_and_gives_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pool_that_is_made_smaller_drains() {
-    let sites =
-        Site::start_together(2, pools(&[("gpu", pool(8, Kind::Permission))])).await.unwrap();
-    let units = |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
-    let seven = sites[0].acquire([("gpu", 7)]).await.unwrap();
-    sites[1].put_pool("gpu", units(6)).await.unwrap();
-    // Nobody can ask for what will not be there, and what is held stays held.
-    assert_eq!(sites[0].submit(want(&[("gpu", 7)])).await.unwrap_err().error, Code::Infeasible);
-    let view = sites[1].pools().await.unwrap().0.remove(0);
-    assert_eq!((view.units, view.held, view.free), (8, 7, 1));
-    // Whoever comes now waits behind the change.
-    let six = timeout(LONG, async {
-        let waiting = sites[1].acquire([("gpu", 6)]);
-        tokio::pin!(waiting);
-        assert!(timeout(Duration::from_millis(200), &mut waiting).await.is_err());
-        drop(seven);
-        waiting.await.unwrap()
-    });
-    let six = six.await.unwrap();
-    let view = sites[0].pools().await.unwrap().0.remove(0);
-    assert_eq!((view.units, view.held, view.free), (6, 6, 0));
-    // Larger again, up to what it was, at once; beyond that only when nobody uses it.
-    sites[0].put_pool("gpu", units(8)).await.unwrap();
-    let two = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
-    assert_eq!(sites[0].put_pool("gpu", units(9)).await.unwrap_err().error, Code::InUse);
-    drop((six, two));
-    all_free(&sites[0]).await;
-    sites[1].put_pool("gpu", units(9)).await.unwrap();
-    drop(timeout(LONG, sites[0].acquire([("gpu", 9)])).await.unwrap().unwrap());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_is_for_one_demand() {
     let table = pools(&[("gpu", pool(1, Kind::Roaming)), ("licence", pool(1, Kind::Roaming))]);
     let sites = Site::start_together(2, table).await.unwrap();
@@ -487,47 +428,6 @@ async fn an_id_that_is_used_everywhere_at_once_is_one_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pool_that_is_made_smaller_again_keeps_what_is_out() {
-    for kind in [Kind::Roaming, Kind::Permission] {
-        let sites = Site::start_together(2, pools(&[("gpu", pool(4, kind))])).await.unwrap();
-        let units =
-            |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
-        sites[0].put_pool("gpu", units(2)).await.unwrap();
-        let two = timeout(LONG, sites[1].acquire([("gpu", 2)])).await.unwrap().unwrap();
-        let waiting = sites[0].submit(want(&[("gpu", 1)])).await.unwrap();
-        sites[1].put_pool("gpu", units(1)).await.unwrap();
-        let wait = Duration::from_millis(200);
-        assert_eq!(sites[0].watch(&waiting.id, wait).await.unwrap().state, State::Queued);
-        drop(two);
-        let granted = sites[0].watch(&waiting.id, LONG).await.unwrap();
-        assert_eq!(granted.state, State::Granted);
-        while sites[0].pool("gpu").await.unwrap().units != 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert_eq!(sites[0].remove_pool("gpu").await.unwrap_err().error, Code::InUse);
-        sites[1].release(&granted.lease.unwrap().id).await.unwrap();
-        sites[0].remove_pool("gpu").await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_for_more_than_there_will_be_is_told() {
-    let sites = Site::start_together(2, pools(&[("gpu", pool(4, Kind::Roaming))])).await.unwrap();
-    let held = timeout(LONG, sites[0].acquire([("gpu", 3)])).await.unwrap().unwrap();
-    let big = sites[1].submit(want(&[("gpu", 4)])).await.unwrap();
-    let small = sites[1].submit(want(&[("gpu", 2)])).await.unwrap();
-    let spec = serde_json::from_value(serde_json::json!({"units": 2})).unwrap();
-    sites[0].put_pool("gpu", spec).await.unwrap();
-    let big = sites[0].watch(&big.id, LONG).await.unwrap();
-    assert_eq!((big.state, big.code), (State::Failed, Some(Code::Infeasible)), "{big:?}");
-    // The claim that takes units out of the pool is not somebody who waits.
-    assert_eq!(sites[0].pool("gpu").await.unwrap().waiting, 1);
-    drop(held);
-    let small = sites[0].watch(&small.id, LONG).await.unwrap();
-    assert_eq!(small.state, State::Granted);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gangs_seats_are_nobody_elses() {
     let sites = Site::start_together(2, pools(&[("gpu", pool(2, Kind::Roaming))])).await.unwrap();
     for site in &sites {
@@ -546,101 +446,6 @@ async fn whoever_stops_waiting_at_once_holds_nothing() {
     drop(held);
     all_free(&sites[0]).await;
     drop(timeout(LONG, sites[0].acquire([("gpu", 1)])).await.unwrap().unwrap());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_calls_share_one_fast_connection() {
-    let sites =
-        Site::start_together(2, pools(&[("gpu", pool(3, Kind::Permission))])).await.unwrap();
-    let clients = serve(&sites).await;
-    let fast = [clients[0].fast().await.unwrap(), clients[1].fast().await.unwrap()];
-    let mut tasks = tokio::task::JoinSet::new();
-    let used: Arc<Mutex<HashSet<String>>> = Arc::default();
-    for number in 0..40_usize {
-        let (fast, used) = (fast.clone(), Arc::clone(&used));
-        tasks.spawn(async move {
-            for _ in 0..5 {
-                let spec = want(&[("gpu", 1)]);
-                let guard = fast[number % 2].acquire(&spec).await.unwrap();
-                let lease = guard.lease();
-                let unit = lease.units["gpu"][0].clone();
-                assert!(used.lock().unwrap().insert(unit.clone()), "{unit} twice");
-                fast[1 - number % 2].renew(&lease.id).await.unwrap();
-                used.lock().unwrap().remove(&unit);
-                // Through the other site: it passes it on. The guard releases again, to no harm.
-                fast[1 - number % 2].release(&lease.id).await.unwrap();
-            }
-        });
-    }
-    timeout(LONG, tasks.join_all()).await.unwrap();
-    let much = fast[0].acquire(&want(&[("gpu", 4)])).await;
-    assert_eq!(much.unwrap_err().error, Code::Infeasible);
-    let two = fast[0].acquire(&want(&[("gpu", 2)])).await.unwrap();
-    let busy = Submit { wait: Some(Duration::ZERO), ..want(&[("gpu", 2)]) };
-    assert_eq!(fast[0].acquire(&busy).await.unwrap_err().error, Code::Busy);
-    fast[1].release(&two.lease().id).await.unwrap();
-    all_free(&sites[1]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_unit_whose_guard_is_dropped_is_free_for_the_next_call() {
-    let mut config = Config::single("one");
-    config.pools.insert("gpu".into(), PoolConfig::new(1));
-    let site = Site::start(config).await.unwrap();
-    let client = serve(std::slice::from_ref(&site)).await.remove(0);
-    let [one, other] = [client.fast().await.unwrap(), client.fast().await.unwrap()];
-    // It does not wait: if the unit is not free, it fails.
-    let at_once = Submit { wait: Some(Duration::ZERO), ..want(&[("gpu", 1)]) };
-    for round in 0..200 {
-        let guard = one.acquire(&at_once).await.unwrap();
-        if round % 10 == 0 {
-            let error = other.acquire(&at_once).await.unwrap_err();
-            assert_eq!(error.error, Code::Busy);
-            assert!(guard.renew().await.unwrap() > Duration::ZERO);
-        }
-        drop(guard);
-    }
-    for _ in 0..50 {
-        one.acquire(&at_once).await.unwrap().release().await.unwrap();
-        other.acquire(&at_once).await.unwrap().release().await.unwrap();
-    }
-    // With an id of its own, too.
-    for round in 0..50 {
-        let named = Submit { id: Some(format!("round-{round}")), ..at_once.clone() };
-        drop(one.acquire(&named).await.unwrap());
-        drop(one.acquire(&at_once).await.unwrap());
-    }
-    // A connection that nobody has any more says the last word, too.
-    let guard = other.acquire(&want(&[("gpu", 1)])).await.unwrap();
-    drop((one, other));
-    drop(guard);
-    all_free(&site).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fast_request_that_nobody_waits_for_leaves_the_queue() {
-    let sites = Site::start_together(2, pools(&[("gpu", PoolConfig::new(3))])).await.unwrap();
-    let clients = serve(&sites).await;
-    let fast = clients[0].fast().await.unwrap();
-    let held = fast.acquire(&want(&[("gpu", 1)])).await.unwrap();
-    let all = [want(&[("gpu", 3)]), Submit { id: Some("mine".into()), ..want(&[("gpu", 3)]) }];
-    for spec in all {
-        let (client, spec) = (fast.clone(), spec);
-        let waiting = tokio::spawn(async move { client.acquire(&spec).await.is_ok() });
-        while sites[0].queue().await.unwrap().0.is_empty() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        waiting.abort();
-        assert!(waiting.await.unwrap_err().is_cancelled());
-        // It would have been in front.
-        let two = want(&[("gpu", 2)]);
-        drop(timeout(LONG, fast.acquire(&two)).await.unwrap().unwrap());
-    }
-    while !sites[0].queue().await.unwrap().0.is_empty() {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    drop((held, fast));
-    all_free(&sites[0]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -680,77 +485,4 @@ async fn a_site_is_used_from_anywhere_until_it_stops() {
     let later = timeout(LONG, site.acquire([("gpu", 1)])).await.unwrap();
     assert_eq!(later.unwrap_err().error, Code::Draining);
     drop(held);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_goes_with_its_fast_connection() {
-    for count in [1, 2] {
-        let pools = pools(&[("gpu", PoolConfig::new(3))]);
-        connection_breaks(&Site::start_together(count, pools).await.unwrap()).await;
-    }
-}
-
-async fn connection_breaks(sites: &[Site]) {
-    let clients = serve(sites).await;
-    let fast = clients[0].fast().await.unwrap();
-    let held = fast.acquire(&want(&[("gpu", 1)])).await.unwrap();
-    // All that runs in it ends with its runtime, without a word.
-    let elsewhere = tokio::runtime::Runtime::new().unwrap();
-    let dying = elsewhere.spawn({
-        let client = clients[0].clone();
-        async move { client.fast().await.unwrap() }
-    });
-    let dying = dying.await.unwrap();
-    for number in 0..3 {
-        let id = (number == 2).then(|| "mine".to_owned());
-        let (client, spec) = (dying.clone(), Submit { id, ..want(&[("gpu", 3)]) });
-        elsewhere.spawn(async move { client.acquire(&spec).await.is_ok() });
-    }
-    while sites[0].queue().await.unwrap().0.len() < 3 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    elsewhere.shutdown_background();
-    // The one with an id of its own may be asked for again, over another connection.
-    let left = timeout(LONG, async {
-        loop {
-            let (queue, _) = sites[0].queue().await.unwrap();
-            if queue.len() < 2 {
-                return queue;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    });
-    let left = left.await.unwrap();
-    assert_eq!(left.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["mine"]);
-    drop(held);
-    let again = Submit { id: Some("mine".into()), ..want(&[("gpu", 3)]) };
-    drop(timeout(LONG, fast.acquire(&again)).await.unwrap().unwrap());
-    drop((dying, fast));
-    all_free(&sites[0]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn impatient_fast_clients_leave_nothing_behind() {
-    let kinds = [("gpu", pool(2, Kind::Roaming)), ("disk", pool(2, Kind::Permission))];
-    let sites = Site::start_together(3, pools(&kinds)).await.unwrap();
-    let clients = serve(&sites).await;
-    let mut tasks = tokio::task::JoinSet::new();
-    for number in 0..30_u64 {
-        let fast = clients[usize::try_from(number).unwrap() % 3].fast().await.unwrap();
-        tasks.spawn(async move {
-            let wants = [&[("gpu", 1)][..], &[("disk", 2)], &[("gpu", 2), ("disk", 1)]];
-            for round in 0..40 {
-                let spec = want(wants[usize::try_from(number + round).unwrap() % 3]);
-                let patience = Duration::from_micros((number * 389 + round * 1_237) % 5_000);
-                if let Ok(guard) = timeout(patience, fast.acquire(&spec)).await {
-                    let guard = guard.unwrap();
-                    if round % 2 == 0 {
-                        guard.release().await.unwrap();
-                    }
-                }
-            }
-        });
-    }
-    timeout(LONG, tasks.join_all()).await.unwrap();
-    all_free(&sites[0]).await;
 }

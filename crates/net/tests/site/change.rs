@@ -1,0 +1,106 @@
+//! Pools that change.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pools_of_a_cluster_in_one_process_can_change() {
+    let sites =
+        Site::start_together(3, pools(&[("gpu", pool(4, Kind::Permission))])).await.unwrap();
+    let spec: kofm_net::api::PutPool =
+        serde_json::from_str(r#"{"units":["x","y"],"on_expiry":"hold"}"#).unwrap();
+    sites[1].put_pool("board", spec.clone()).await.unwrap();
+    let lease = timeout(LONG, sites[2].acquire([("board", 2), ("gpu", 1)])).await.unwrap().unwrap();
+    let mut units = lease.units()["board"].clone();
+    units.sort();
+    assert_eq!(units, ["x", "y"]);
+    assert_eq!(sites[0].remove_pool("board").await.unwrap_err().error, Code::InUse);
+    drop(lease);
+    sites[0].remove_pool("board").await.unwrap();
+    assert_eq!(sites[2].submit(want(&[("board", 1)])).await.unwrap_err().error, Code::UnknownPool);
+    sites[2].put_pool("board", spec).await.unwrap();
+    drop(timeout(LONG, sites[0].acquire([("board", 2)])).await.unwrap().unwrap());
+    // Those that are there keep their names.
+    let more = |text: &str| serde_json::from_str(text).unwrap();
+    sites[0].put_pool("board", more(r#"{"units":3}"#)).await.unwrap();
+    let lease = timeout(LONG, sites[1].acquire([("board", 3)])).await.unwrap().unwrap();
+    let mut units = lease.units()["board"].clone();
+    units.sort();
+    assert_eq!(units, ["2", "x", "y"]);
+    drop(lease);
+    sites[0].put_pool("odd", more(r#"{"units":["1"]}"#)).await.unwrap();
+    let refused = sites[0].put_pool("odd", more(r#"{"units":2}"#)).await.unwrap_err();
+    assert_eq!(refused.error, Code::Malformed, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_is_made_smaller_drains() {
+    let sites =
+        Site::start_together(2, pools(&[("gpu", pool(8, Kind::Permission))])).await.unwrap();
+    let units = |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
+    let seven = sites[0].acquire([("gpu", 7)]).await.unwrap();
+    sites[1].put_pool("gpu", units(6)).await.unwrap();
+    // Nobody can ask for what will not be there, and what is held stays held.
+    assert_eq!(sites[0].submit(want(&[("gpu", 7)])).await.unwrap_err().error, Code::Infeasible);
+    let view = sites[1].pools().await.unwrap().0.remove(0);
+    assert_eq!((view.units, view.held, view.free), (8, 7, 1));
+    // Whoever comes now waits behind the change.
+    let six = timeout(LONG, async {
+        let waiting = sites[1].acquire([("gpu", 6)]);
+        tokio::pin!(waiting);
+        assert!(timeout(Duration::from_millis(200), &mut waiting).await.is_err());
+        drop(seven);
+        waiting.await.unwrap()
+    });
+    let six = six.await.unwrap();
+    let view = sites[0].pools().await.unwrap().0.remove(0);
+    assert_eq!((view.units, view.held, view.free), (6, 6, 0));
+    // Larger again, up to what it was, at once; beyond that only when nobody uses it.
+    sites[0].put_pool("gpu", units(8)).await.unwrap();
+    let two = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    assert_eq!(sites[0].put_pool("gpu", units(9)).await.unwrap_err().error, Code::InUse);
+    drop((six, two));
+    all_free(&sites[0]).await;
+    sites[1].put_pool("gpu", units(9)).await.unwrap();
+    drop(timeout(LONG, sites[0].acquire([("gpu", 9)])).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_is_made_smaller_again_keeps_what_is_out() {
+    for kind in [Kind::Roaming, Kind::Permission] {
+        let sites = Site::start_together(2, pools(&[("gpu", pool(4, kind))])).await.unwrap();
+        let units =
+            |units: u32| serde_json::from_value(serde_json::json!({"units": units})).unwrap();
+        sites[0].put_pool("gpu", units(2)).await.unwrap();
+        let two = timeout(LONG, sites[1].acquire([("gpu", 2)])).await.unwrap().unwrap();
+        let waiting = sites[0].submit(want(&[("gpu", 1)])).await.unwrap();
+        sites[1].put_pool("gpu", units(1)).await.unwrap();
+        let wait = Duration::from_millis(200);
+        assert_eq!(sites[0].watch(&waiting.id, wait).await.unwrap().state, State::Queued);
+        drop(two);
+        let granted = sites[0].watch(&waiting.id, LONG).await.unwrap();
+        assert_eq!(granted.state, State::Granted);
+        while sites[0].pool("gpu").await.unwrap().units != 1 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(sites[0].remove_pool("gpu").await.unwrap_err().error, Code::InUse);
+        sites[1].release(&granted.lease.unwrap().id).await.unwrap();
+        sites[0].remove_pool("gpu").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_for_more_than_there_will_be_is_told() {
+    let sites = Site::start_together(2, pools(&[("gpu", pool(4, Kind::Roaming))])).await.unwrap();
+    let held = timeout(LONG, sites[0].acquire([("gpu", 3)])).await.unwrap().unwrap();
+    let big = sites[1].submit(want(&[("gpu", 4)])).await.unwrap();
+    let small = sites[1].submit(want(&[("gpu", 2)])).await.unwrap();
+    let spec = serde_json::from_value(serde_json::json!({"units": 2})).unwrap();
+    sites[0].put_pool("gpu", spec).await.unwrap();
+    let big = sites[0].watch(&big.id, LONG).await.unwrap();
+    assert_eq!((big.state, big.code), (State::Failed, Some(Code::Infeasible)), "{big:?}");
+    // The claim that takes units out of the pool is not somebody who waits.
+    assert_eq!(sites[0].pool("gpu").await.unwrap().waiting, 1);
+    drop(held);
+    let small = sites[0].watch(&small.id, LONG).await.unwrap();
+    assert_eq!(small.state, State::Granted);
+}
