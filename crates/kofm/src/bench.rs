@@ -31,9 +31,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::ask::{print_json, table};
 use crate::exit::{Exit, SYSTEM};
 use crate::output::{say, say_line, tell};
+use crate::tables::{print_json, table};
 
 /// The open loop runs at this part of the closed loop's rate.
 const LOAD: f64 = 0.7;

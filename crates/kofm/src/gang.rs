@@ -17,10 +17,12 @@ use kofm_net::{Moment, duration};
 use rustix::process::Pid;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::ask::{Server, answered, given_up, owner, print_json, settled, table};
+use crate::acquire::{answered, given_up, owner, settled};
+use crate::ask::Server;
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::output::{say, tell};
 use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
+use crate::tables::{print_json, table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long a member that waits for others waits for news of them in one call.

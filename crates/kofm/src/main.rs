@@ -3,6 +3,7 @@
 // They panic where nobody reads; `output` has what does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod acquire;
 mod ask;
 mod bench;
 mod check;
@@ -22,6 +23,7 @@ mod run;
 mod sem;
 mod serve;
 mod sim;
+mod tables;
 mod top;
 mod topology;
 mod up;
@@ -53,11 +55,11 @@ enum Command {
     /// Run a command while holding units
     Run(run::Run),
     /// Wait for units and print the lease
-    Acquire(ask::Acquire),
+    Acquire(acquire::Acquire),
     /// Renew a lease
-    Renew(ask::Renew),
+    Renew(acquire::Renew),
     /// Give a lease back
-    Release(ask::Release),
+    Release(acquire::Release),
     /// Show pools and who holds their units
     Status(ask::Status),
     /// Show who waits

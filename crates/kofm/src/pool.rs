@@ -7,9 +7,10 @@ use kofm_net::client::escape;
 use kofm_net::config::{MAX_UNITS, check_name};
 use std::time::Duration;
 
-use crate::ask::{Server, pools_table, print_json, quarantine_table};
+use crate::ask::Server;
 use crate::exit::{Exit, INFEASIBLE, USAGE};
 use crate::output::{say, tell};
+use crate::tables::{pools_table, print_json, quarantine_table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -36,8 +37,8 @@ Examples:
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
   kofm pool set licence --units 10                 # two more; who holds some keeps them
 
-Clusters of several machines change pools while they are used; in `kofm up`, and with a single site,
-nobody may use them then.";
+Clusters of several machines change pools while they are used. In `kofm up`, and with a single site,
+a pool in use can only be made smaller, or as large again as it was.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:

@@ -31,7 +31,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::ask::{Demand, Server, acquire};
+use crate::acquire::{Demand, acquire};
+use crate::ask::Server;
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
 use crate::guard::{self, children, kill_orphans};
 use crate::output::tell;

@@ -7,9 +7,11 @@ use hyper::Method;
 use kofm_net::api::{self, AddSpec, PutSemaphore, TakeSpec, Taken};
 use kofm_net::duration;
 
-use crate::ask::{Server, owner, print_json, show_ms, table};
+use crate::acquire::owner;
+use crate::ask::Server;
 use crate::exit::{BUSY, Exit, INFEASIBLE, TIMEOUT};
 use crate::output::{say, tell};
+use crate::tables::{print_json, show_ms, table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
 

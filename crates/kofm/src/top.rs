@@ -5,10 +5,11 @@ use std::time::Duration;
 use clap::Args;
 use kofm_net::api;
 
-use crate::ask::{Server, leases_table, pools_table, queue_table};
+use crate::ask::Server;
 use crate::exit::Exit;
 use crate::output::say;
 use crate::serve::stop_signal;
+use crate::tables::{leases_table, pools_table, queue_table};
 
 /// Lines of each list; a screen has no more.
 const LINES: usize = 15;

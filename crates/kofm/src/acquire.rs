@@ -1,0 +1,251 @@
+//! `kofm acquire`, `renew` and `release`, and how a request is made and waited for.
+
+use std::time::Duration;
+
+use clap::Args;
+use kofm_net::api::{self, Code, State, Submit, Want};
+use kofm_net::client::{Client, ClientError};
+use kofm_net::duration;
+
+use crate::ask::Server;
+use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE};
+use crate::output::{say_line, tell, try_say};
+use crate::run::Signals;
+use crate::tables::{json, print_json, show_ms, show_units};
+
+/// What is asked, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Demand {
+    /// Units: POOL or POOL:K, granted all or nothing
+    #[arg(required = true, value_name = "POOL[:K]")]
+    pub want: Vec<String>,
+    /// How long to wait at most; 0 tries once [default: for ever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    pub wait: Option<Duration>,
+    /// How long the lease lives without a renewal
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration::parse)]
+    pub ttl: Duration,
+    /// What for, shown to others
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+    /// Who asks, shown to others (default: user@host)
+    #[arg(long, value_name = "NAME")]
+    pub owner: Option<String>,
+    /// A name for the request: used twice, it is one request
+    #[arg(long)]
+    pub id: Option<String>,
+}
+
+impl Demand {
+    pub(crate) fn submit(&self) -> Result<Submit, Exit> {
+        let mut want = Want::new();
+        for text in &self.want {
+            let (pool, units) = text.rsplit_once(':').unwrap_or((text, "1"));
+            let malformed =
+                || Exit::new(INFEASIBLE, format!("`{text}` is no demand; write POOL:K"));
+            let units: u32 = units.parse().map_err(|_| malformed())?;
+            if pool.is_empty() || units == 0 {
+                return Err(malformed());
+            }
+            let sum = want.entry(pool.to_owned()).or_insert(0);
+            *sum = sum.checked_add(units).ok_or_else(malformed)?;
+        }
+        Ok(Submit {
+            want,
+            ttl: Some(self.ttl),
+            wait: self.wait,
+            id: self.id.clone(),
+            owner: Some(self.owner.clone().unwrap_or_else(owner)),
+            reason: self.reason.clone(),
+        })
+    }
+
+    /// Why a request ended without a lease.
+    pub(crate) fn refused(&self, request: &api::Request) -> Exit {
+        let cause = request.cause.as_deref().unwrap_or("not granted");
+        if request.state != State::Failed {
+            let state = format!("{:?}", request.state).to_lowercase();
+            let text = format!("the request is {state} already ({cause}); choose another --id");
+            return Exit::new(BUSY, text);
+        }
+        match (request.code, self.wait) {
+            (Some(Code::Busy), _) => Exit::new(BUSY, cause),
+            (Some(Code::Timeout), Some(wait)) => {
+                Exit::new(TIMEOUT, format!("not granted within {}", duration::show(wait)))
+            }
+            (Some(Code::Timeout), None) => Exit::new(TIMEOUT, cause),
+            // It waited, and units that it asked for were taken out of use meanwhile.
+            (Some(Code::Infeasible | Code::UnknownPool), _) => Exit::new(INFEASIBLE, cause),
+            (_, _) => Exit::new(UNREACHABLE, cause),
+        }
+    }
+}
+
+pub(crate) fn owner() -> String {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let user = user.unwrap_or_else(|_| format!("uid-{}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname();
+    format!("{}@{}", user, host.nodename().to_string_lossy())
+}
+
+const ACQUIRE_EXAMPLES: &str = "\
+Examples:
+  LEASE=$(kofm acquire gpu:2 --ttl 5m)             # only the lease's id goes to stdout
+  kofm renew $LEASE                                # before the five minutes are over
+  kofm release $LEASE
+  kofm acquire gpu licence --wait 30s --json       # all or nothing";
+
+#[derive(Debug, Args)]
+#[command(after_help = ACQUIRE_EXAMPLES)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    demand: Demand,
+    #[command(flatten)]
+    server: Server,
+    /// Print the lease as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Acquire {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let spec = self.demand.submit()?;
+        let lease = self.server.with(async |client| {
+            let mut signals = Signals::new()?;
+            let lease = acquire(&client, &spec, &self.demand, &mut signals).await?;
+            // Only the id on stdout, for LEASE=$(kofm acquire …).
+            let text = if self.json { json(&lease)? } else { lease.id.clone() };
+            let Err(error) = try_say(&format!("{text}\n")) else { return Ok(lease) };
+            // Nobody knows its id, so nobody else can give it back.
+            client.release(&lease.id).await?;
+            Err(Exit::negative(format!("cannot print the lease, it is given back: {error}")))
+        })?;
+        if self.json {
+            return Ok(());
+        }
+        tell(&format!(
+            "{}, fence {}, for {}",
+            show_units(&lease.units),
+            lease.fence,
+            show_ms(lease.expires_in_ms)
+        ));
+        Ok(())
+    }
+}
+
+/// Asks and waits. Whoever is interrupted leaves nothing behind.
+pub(crate) async fn acquire(
+    client: &Client,
+    spec: &Submit,
+    demand: &Demand,
+    signals: &mut Signals,
+) -> Result<api::Lease, Exit> {
+    let (request, signal) = answered(client.submit(spec), signals).await?;
+    let waits = request.state == State::Queued;
+    let request = settled(client, request, signal, signals).await?;
+    match request.lease {
+        Some(lease) if request.state == State::Granted => Ok(lease),
+        // This process was stopped for that long.
+        _ if waits && request.state == State::Expired => {
+            Err(Exit::new(LOST, "the lease was granted, and had expired before it was taken"))
+        }
+        Some(_) | None => Err(demand.refused(&request)),
+    }
+}
+
+/// Waits for the answer to a request, and for a signal that came meanwhile: only the answer says
+/// what is to be given up. Who cannot wait for that sends a second one.
+pub(crate) async fn answered<T>(
+    call: impl Future<Output = Result<T, ClientError>>,
+    signals: &mut Signals,
+) -> Result<(T, Option<i32>), Exit> {
+    tokio::pin!(call);
+    let number = tokio::select! {
+        answer = &mut call => return Ok((answer?, None)),
+        number = signals.next() => number,
+    };
+    tokio::select! {
+        answer = &mut call => Ok((answer?, Some(number))),
+        number = signals.next() => {
+            let text = "ended before the site answered; what it grants will expire";
+            Err(Exit::new(signal_code(number), text))
+        }
+    }
+}
+
+/// Waits until a request is granted or over. It is given up when a signal has come or comes, and
+/// when the site can no longer be asked about it.
+pub(crate) async fn settled(
+    client: &Client,
+    request: api::Request,
+    signal: Option<i32>,
+    signals: &mut Signals,
+) -> Result<api::Request, Exit> {
+    let id = request.id.clone();
+    if signal.is_none() && request.state == State::Queued {
+        tell(&format!("waiting as {id}, place {}", request.position.unwrap_or(1)));
+    }
+    let sent = async {
+        match signal {
+            Some(number) => number,
+            None => signals.next().await,
+        }
+    };
+    let number = tokio::select! {
+        biased;
+        number = sent => number,
+        waited = client.wait(request) => {
+            if waited.is_err() {
+                // It may well fail like the question before it; then the lease expires.
+                client.cancel(&id).await.ok();
+            }
+            return Ok(waited?);
+        }
+    };
+    client.cancel(&id).await?;
+    Err(given_up(number))
+}
+
+pub(crate) fn given_up(signal: i32) -> Exit {
+    Exit::new(signal_code(signal), "given up; nothing is held")
+}
+
+fn signal_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Renew {
+    /// The lease's id
+    lease: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print the lease as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Renew {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let lease = self.server.with(async |client| Ok(client.renew(&self.lease).await?))?;
+        if self.json {
+            return print_json(&lease);
+        }
+        say_line(&show_ms(lease.expires_in_ms));
+        Ok(())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Release {
+    /// The lease's id
+    lease: String,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Release {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        self.server.with(async |client| Ok(client.release(&self.lease).await?))
+    }
+}
