@@ -661,6 +661,13 @@ impl Error {
     pub(crate) fn new(error: Code, message: impl Into<String>) -> Self {
         Self { error, message: message.into() }
     }
+
+    pub(crate) fn unknown_pool(name: &str) -> Self {
+        Self::new(
+            Code::UnknownPool,
+            format!("there is no pool `{name}`; `kofm pool ls` lists them"),
+        )
+    }
 }
 
 mod text_duration {

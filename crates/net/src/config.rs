@@ -90,8 +90,26 @@ impl Config {
     /// The settings in which this differs from another, apart from those that change while sites
     /// run.
     pub fn differs_in(&self, other: &Self) -> Vec<&'static str> {
-        let Self { cluster, site, members, listen, http, socket, state_dir, token_file, .. } = self;
-        let Self { tree_root, rota, site_lease, etcd, durability, .. } = self;
+        // Named one by one, so that a new setting is not forgotten here.
+        let Self {
+            cluster,
+            site,
+            members,
+            listen,
+            http,
+            socket,
+            state_dir,
+            token_file,
+            tree_root,
+            rota,
+            site_lease,
+            etcd,
+            durability,
+            pools: _,
+            semaphores: _,
+            gangs: _,
+            numbers: _,
+        } = self;
         let settings = [
             ("cluster", *cluster == other.cluster),
             ("site", *site == other.site),

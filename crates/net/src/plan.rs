@@ -218,8 +218,7 @@ impl Plan {
         let all: usize = self.pools.values().map(|pool| pool.out.len()).sum();
         let known = self.pools.get_mut(name).filter(|_| !name.starts_with(SEAT));
         let Some(pool) = known else {
-            let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-            return Err(api::Error::new(Code::UnknownPool, text));
+            return Err(api::Error::unknown_pool(name));
         };
         if pool.protocol != Kind::Roaming.name() {
             let text = format!(

@@ -129,7 +129,7 @@ impl Site {
     /// Takes on a request, as `POST /v1/requests` does.
     pub async fn submit(&self, spec: Submit) -> Result<api::Request, api::Error> {
         if let Some(seat) = spec.want.keys().find(|pool| gangs::is_seat(pool)) {
-            return Err(pools::unknown(seat));
+            return Err(api::Error::unknown_pool(seat));
         }
         self.submit_as(spec, false).await
     }

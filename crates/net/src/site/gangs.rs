@@ -229,8 +229,7 @@ impl Site {
         }
         for (name, sum) in sums {
             let Some(pool) = pools.iter().find(|pool| pool.name == name) else {
-                let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-                return Err(api::Error::new(Code::UnknownPool, text));
+                return Err(api::Error::unknown_pool(name));
             };
             if sum > u64::from(pool.units) {
                 let text = format!(

@@ -54,7 +54,9 @@ impl Site {
     /// One pool, counted over all sites.
     pub async fn pool(&self, name: &str) -> Result<api::Pool, api::Error> {
         let (list, _) = self.pools().await?;
-        list.into_iter().find(|pool| pool.name == name).ok_or_else(|| unknown(name))
+        list.into_iter()
+            .find(|pool| pool.name == name)
+            .ok_or_else(|| api::Error::unknown_pool(name))
     }
 
     /// Counts a pool while it is used: the units that are nowhere, or at two sites, each time that
@@ -244,7 +246,7 @@ impl Site {
         let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
         if moves {
             let view = self.view();
-            let old = view.plan.pools.get(name).ok_or_else(|| unknown(name))?;
+            let old = view.plan.pools.get(name).ok_or_else(|| api::Error::unknown_pool(name))?;
             let closed = PlannedPool { closed: true, ..old.clone() };
             self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
             let call = Call::IsIdle(name.to_owned());
@@ -293,7 +295,7 @@ impl Site {
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
         if gangs::is_seat(name) {
-            return Err(unknown(name));
+            return Err(api::Error::unknown_pool(name));
         }
         if self.0.view.is_some() {
             return self.plan(name, None, true).await;
@@ -443,12 +445,7 @@ async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error>
     if known {
         return Ok(());
     }
-    Err(unknown(name))
-}
-
-pub(super) fn unknown(name: &str) -> api::Error {
-    let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-    api::Error::new(Code::UnknownPool, text)
+    Err(api::Error::unknown_pool(name))
 }
 
 /// The units that were not seen exactly once, apart from those that are kept back. Those that are

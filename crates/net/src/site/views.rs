@@ -12,8 +12,8 @@ use crate::boottime::Moment;
 use crate::fast::{FastAnswer, FastLease};
 use crate::site::core::{Core, Lease, MAX_LISTED, Pool, Request, Status, millis};
 
-/// Of each kind, that are named for one pool in a list of all that wait.
-const MAX_BLOCKERS: usize = 4;
+/// Holders, and as many who asked earlier, that are named for a pool in a list of all that wait.
+const FEW: usize = 4;
 /// Waiting requests of one pool from which on it is a crowd.
 const CROWD: usize = 256;
 
@@ -255,7 +255,7 @@ pub(super) fn name_blockers(queue: &mut [api::Request], leases: &[api::Lease]) {
     for lease in leases {
         for (pool, units) in &lease.units {
             let (held, _) = known.entry(pool.clone()).or_default();
-            if held.len() < MAX_BLOCKERS {
+            if held.len() < FEW {
                 held.push(api::Blocker {
                     site: lease.site.clone(),
                     owner: lease.owner.clone(),
@@ -274,7 +274,7 @@ pub(super) fn name_blockers(queue: &mut [api::Request], leases: &[api::Lease]) {
         for (pool, &units) in &request.want {
             let (held, earlier) = known.entry(pool.clone()).or_default();
             list.extend(held.iter().chain(earlier.iter()).cloned());
-            if earlier.len() < MAX_BLOCKERS {
+            if earlier.len() < FEW {
                 earlier.push(api::Blocker {
                     site: request.site.clone(),
                     owner: request.owner.clone(),

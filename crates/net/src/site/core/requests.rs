@@ -164,8 +164,7 @@ impl Core {
         let mut want = Vec::new();
         for (name, &units) in &spec.want {
             let Some(&pool) = self.pool_by_name.get(name.as_str()) else {
-                let text = format!("there is no pool `{name}`; GET /v1/pools lists them");
-                return Err(api::Error::new(Code::UnknownPool, text));
+                return Err(api::Error::unknown_pool(name));
             };
             let pool_state = &self.pools[pool];
             let open = self.engines.get(pool_state.engine).is_none_or(|running| running.open);
