@@ -8,7 +8,7 @@ mod caller;
 mod connection;
 mod peer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
@@ -39,7 +39,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// What a site that comes back waits for, its clients wait for.
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
-/// Greetings in progress at once; more are turned away.
+/// Greetings in progress at once: whoever comes takes the place of who has been silent for longest.
 const GREETINGS: usize = 64;
 /// Connections for questions outside the sessions, and how long one may be silent.
 const CALLERS: usize = 1024;
@@ -233,7 +233,7 @@ impl Mesh {
     }
 
     async fn listen(self: Arc<Self>, listener: TcpListener) {
-        let greetings = Arc::new(Semaphore::new(GREETINGS));
+        let mut greetings: VecDeque<oneshot::Sender<()>> = VecDeque::new();
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -247,14 +247,18 @@ impl Mesh {
                     continue;
                 }
             };
-            let Ok(permit) = Arc::clone(&greetings).try_acquire_owned() else {
-                debug!(%from, "too many greetings at once");
-                continue;
-            };
+            greetings.retain(|it| !it.is_closed());
+            if greetings.len() >= GREETINGS {
+                greetings.pop_front();
+            }
+            let (stay, evicted) = oneshot::channel();
+            greetings.push_back(stay);
             let mesh = Arc::clone(&self);
             tokio::spawn(async move {
-                let greeted = timeout(GREETING, mesh.accept(stream)).await;
-                drop(permit);
+                let greeted = tokio::select! {
+                    greeted = timeout(GREETING, mesh.accept(stream)) => greeted,
+                    _ = evicted => return debug!(%from, "too many greetings at once"),
+                };
                 match greeted {
                     Ok(Ok(Greeted::Peer(peer, connection))) => mesh.run(peer, connection).await,
                     Ok(Ok(Greeted::Caller(connection))) => mesh.serve_caller(connection).await,
@@ -642,4 +646,35 @@ fn accept_frame(
 enum Greeted {
     Peer(SiteId, Connection),
     Caller(Connection),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::voters::Ballots;
+
+    #[tokio::test]
+    async fn whoever_says_nothing_keeps_nobody_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let identity = Identity {
+            cluster: "c".into(),
+            name: "a".into(),
+            me: SiteId(0),
+            incarnation: 1,
+            table: 0,
+            silence: Duration::from_secs(5),
+        };
+        let ballots = Arc::new(Ballots::open(None).unwrap());
+        let (_mesh, _events) =
+            Mesh::start(identity, BTreeMap::new(), Some(listener), Some(ballots as _));
+        let mut silent = Vec::new();
+        for _ in 0..GREETINGS * 2 {
+            silent.push(TcpStream::connect(&address).await.unwrap());
+        }
+        let caller = Caller::new("c", "a", &address);
+        caller.ask(b"anything".to_vec()).await.unwrap();
+        // The first has made way.
+        assert_eq!(silent[0].read(&mut [0]).await.unwrap(), 0);
+    }
 }
