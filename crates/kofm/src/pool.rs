@@ -37,8 +37,7 @@ Examples:
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
   kofm pool set licence --units 10                 # two more; who holds some keeps them
 
-Clusters of several machines change pools while they are used. In `kofm up`, and with a single site,
-a pool in use can only be made smaller, or as large again as it was.";
+Pools change while they are used: what is to go is taken out when it is released.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:
@@ -47,7 +46,7 @@ Example: a GPU has errors, and nobody is to get it until it is replaced:
   kofm pool return gpu gpu-3     # puts it to use again
 
 Who holds the unit keeps it. Requests that wait for more units than are left fail. Works in pools
-with the protocol roaming, which is the usual one, in clusters of `kofm serve`.";
+with the protocol roaming, which is the usual one.";
 
 const RETURN_HELP: &str = "\
 Example:

@@ -83,7 +83,8 @@ pub(crate) enum Effect {
 }
 
 impl Names {
-    pub(crate) fn new(me: SiteId, sites: u16, units: Vec<Units>) -> Self {
+    #[cfg(test)]
+    fn new(me: SiteId, sites: u16, units: Vec<Units>) -> Self {
         let sites = (0..sites).map(SiteId).collect();
         Self { me, sites, units, pools: BTreeMap::new() }
     }

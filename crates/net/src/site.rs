@@ -32,7 +32,7 @@ mod views;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use kofm_core::SiteId;
@@ -72,16 +72,13 @@ struct Inner {
     followed: Mutex<Weak<events::Followed>>,
     /// What each other site last said of its pools: counted on while it is away.
     usage: Mutex<BTreeMap<SiteId, Vec<Usage>>>,
-    /// All sites of the cluster, where they live in this process: only then can pools be changed
-    /// while it runs.
-    together: OnceLock<Vec<Weak<Self>>>,
-    /// One change at a time; the requests that keep units out of pools that were made smaller.
-    changing: tokio::sync::Mutex<BTreeMap<String, Vec<(String, u32)>>>,
+    /// All sites of the cluster live in this process.
+    together: bool,
     draining: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
-    /// The epoch as the core sees it; nothing where there is only one.
-    view: Option<watch::Sender<View>>,
+    /// The epoch as the core sees it.
+    view: watch::Sender<View>,
     _state: Option<Arc<StateDir>>,
 }
 
@@ -285,22 +282,22 @@ impl Site {
     pub fn members(&self) -> Vec<api::Member> {
         let config = &self.0.config;
         let now = Moment::now();
-        let view = self.0.view.as_ref().map(|view| view.borrow().clone());
-        let epoch = view.as_ref().map_or(1, |view| view.epoch);
+        let view = self.view();
+        let epoch = view.epoch;
         let left = |moment: &Moment| millis(moment.since(now));
-        let member = |site| view.as_ref().is_none_or(|view| view.members.contains_key(&site));
-        let quarantine = |site| view.as_ref()?.quarantined.get(&site).map(left);
+        let member = |site| view.members.contains_key(&site);
+        let quarantine = |site| view.quarantined.get(&site).map(left);
         let mut list = vec![api::Member {
             site: config.site.clone(),
             number: config.me().0,
             address: config.members[&config.site].clone(),
             state: "self".into(),
-            incarnation: Some(view.as_ref().map_or(self.0.incarnation, |view| view.incarnation)),
+            incarnation: Some(view.incarnation.max(self.0.incarnation)),
             epoch,
             member: member(config.me()),
-            lease_ms: view.as_ref().map(|view| view.leased.as_ref().map_or(0, left)),
+            lease_ms: (!view.whole).then(|| view.leased.as_ref().map_or(0, left)),
             quarantine_ms: quarantine(config.me()),
-            trouble: view.as_ref().and_then(|view| view.trouble.clone()),
+            trouble: view.trouble.clone(),
             unacknowledged: 0,
         }];
         // A site that was taken out has no name any more.
@@ -333,8 +330,7 @@ impl Site {
     /// Whether this site may grant now: it does not stop, and is in the cluster's epoch with a
     /// lease that is good.
     pub fn may_grant(&self) -> bool {
-        let granting = self.0.view.as_ref().is_none_or(|view| view.borrow().granting);
-        granting && !self.0.draining.load(Ordering::Relaxed)
+        self.0.view.borrow().granting && !self.0.draining.load(Ordering::Relaxed)
     }
 
     /// What is wrong with this site, or with others as it sees them.
@@ -343,9 +339,7 @@ impl Site {
         if self.0.draining.load(Ordering::Relaxed) {
             list.push("draining".to_owned());
         }
-        if let Some(view) = &self.0.view {
-            list.extend(view.borrow().trouble.clone());
-        }
+        list.extend(self.0.view.borrow().trouble.clone());
         for member in self.members() {
             if member.state == "away" || member.state == "refused" {
                 list.push(format!("site {} is {}", member.site, member.state));

@@ -275,6 +275,31 @@ fn a_lease_that_was_renewed_again_and_again_outlives_a_crash() {
 }
 
 #[test]
+fn a_single_site_keeps_leases_and_changes_over_its_lives() {
+    let mut cluster = Cluster::start(1, "[pools]\ngpu = 2\n");
+    cluster.members(0, 1);
+    let lease = cluster.json(0, &["acquire", "gpu:2", "--ttl", "5m", "--json"]);
+    let lease = lease["id"].as_str().unwrap().to_owned();
+    let done = cluster.run(0, &["pool", "set", "gpu", "--units", "3"]);
+    assert!(done.status.success(), "{done:?}");
+    for stop in ["KILL", "TERM"] {
+        signal(&cluster.sites[0], stop);
+        // Twice: it shall not wait for the lease to end.
+        signal(&cluster.sites[0], stop);
+        cluster.sites[0].wait().unwrap();
+        cluster.restart(0);
+        cluster.members(0, 1);
+        let output = cluster.run(0, &["renew", &lease]);
+        assert!(output.status.success(), "{stop}: {output:?}");
+        assert_eq!(cluster.json(0, &["status", "--json"])["pools"][0]["held"], 2, "{stop}");
+    }
+    let rest = cluster.json(0, &["acquire", "gpu", "--json"]);
+    assert!(cluster.run(0, &["release", rest["id"].as_str().unwrap()]).status.success());
+    assert!(cluster.run(0, &["release", &lease]).status.success());
+    cluster.all_free("gpu");
+}
+
+#[test]
 fn two_sites_wait_for_each_other_and_go_on() {
     let mut cluster = Cluster::start(2, "[pools]\ngpu = 2\n");
     assert!(cluster.run(0, &["run", "gpu:2", "--", "true"]).status.success());

@@ -218,7 +218,7 @@ fn what_cannot_be_quarantined_is_said_and_changes_nothing() {
 }
 
 #[test]
-fn a_cluster_in_one_process_says_that_it_cannot() {
+fn a_cluster_in_one_process_can_do_the_same() {
     let mut up = Command::new(KOFM)
         .args(["up", "--sites", "2", "--pool", "a=2", "--http", "127.0.0.1:0"])
         .stdout(Stdio::piped())
@@ -230,10 +230,25 @@ fn a_cluster_in_one_process_says_that_it_cannot() {
     let mut stdout = std::io::BufReader::new(up.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
     let http = line.split_whitespace().find(|it| it.starts_with("http")).unwrap_or_default();
-    let args = ["pool", "quarantine", "a", "0", "--reason", "dust"];
-    let output = command(http, &args).output().unwrap();
+    let run = |args: &[&str]| command(http, args).output().unwrap();
+    let done = [
+        run(&["pool", "quarantine", "a", "0", "--reason", "dust"]),
+        run(&["acquire", "a", "--json"]),
+        run(&["pool", "set", "a", "--units", "3"]),
+        run(&["acquire", "a:2", "--wait", "0"]),
+        run(&["pool", "return", "a", "0"]),
+        run(&["acquire", "a:2", "--json"]),
+    ];
     up.kill().unwrap();
     up.wait().unwrap();
-    assert_eq!(output.status.code(), Some(65), "{line}: {output:?}");
-    assert!(said(&output).contains("kofm serve"), "{output:?}");
+    let codes = done.each_ref().map(|output| output.status.code());
+    assert_eq!(codes, [Some(0), Some(0), Some(0), Some(75), Some(0), Some(0)], "{done:?}");
+    let units = |output: &Output| {
+        let lease: Value = serde_json::from_slice(&output.stdout).unwrap();
+        lease["units"]["a"].clone()
+    };
+    assert_eq!(units(&done[1]), json!(["1"]));
+    let mut rest: Vec<Value> = units(&done[5]).as_array().unwrap().clone();
+    rest.sort_by_key(Value::to_string);
+    assert_eq!(rest, [json!("0"), json!("2")]);
 }

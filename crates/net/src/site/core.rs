@@ -81,8 +81,7 @@ pub(crate) struct Core {
     pub(super) members: Vec<Arc<str>>,
     mesh: Arc<Mesh>,
     clock: Clock,
-    /// Nothing where all sites live in one process.
-    pub(super) change: Option<Change>,
+    pub(super) change: Change,
     /// The configuration of the epoch that is installed.
     plan: Plan,
     journal: Option<Journal>,
@@ -162,23 +161,15 @@ struct Running {
     names: Names,
     /// The site's number of each of its pools, or semaphores.
     pools: Vec<usize>,
-    /// Pools were added to the table first, and are opened when all sites have them.
-    open: bool,
     /// What was last known of its tokens, where this site looks after them.
     sound: Option<bool>,
 }
 
 impl Running {
-    fn new(
-        kind: Kind,
-        engine: Box<dyn Engine>,
-        names: Names,
-        pools: Vec<usize>,
-        open: bool,
-    ) -> Self {
+    fn new(kind: Kind, engine: Box<dyn Engine>, names: Names, pools: Vec<usize>) -> Self {
         // Those that heal name their units, too, but count none of them as idle.
         let counts = engine.idle_units().is_none() && !engine::heals(kind);
-        Self { kind, engine, counts, names, pools, open, sound: None }
+        Self { kind, engine, counts, names, pools, sound: None }
     }
 }
 
@@ -403,7 +394,7 @@ impl Core {
         incarnation: u64,
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
-        change: Option<Change>,
+        change: Change,
         journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
         let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
@@ -463,39 +454,18 @@ impl Core {
             faults: HashSet::new(),
             draining: false,
         };
-        if core.change.is_some() {
-            // Everything comes with the first epoch.
-            for (name, pool) in &config.pools {
-                let name: Arc<str> = name.as_str().into();
-                core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
-                core.pools.push(Pool::new(name, pool.clone()));
-            }
-            core.expect_semaphores(&Plan::first(config));
-            core.install_nothing();
-            if let Some(rota) = &config.rota {
-                core.expect_rota(rota);
-            }
-            core.watch_epochs();
-            return core;
+        // Everything comes with the first epoch.
+        for (name, pool) in &config.pools {
+            let name: Arc<str> = name.as_str().into();
+            core.pool_by_name.insert(Arc::clone(&name), core.pools.len());
+            core.pools.push(Pool::new(name, pool.clone()));
         }
+        core.expect_semaphores(&Plan::first(config));
+        core.install_nothing();
         if let Some(rota) = &config.rota {
-            core.begin_rota(rota);
+            core.expect_rota(rota);
         }
-        // One engine per protocol, in the order of the protocols: the order in which a demand over
-        // several of them is granted, at every site the same.
-        for &kind in Kind::ALL {
-            let pools = config.pools.iter().filter(|(_, pool)| pool.protocol == kind);
-            let pools: Vec<_> = pools.map(|(name, pool)| (name.clone(), pool.clone())).collect();
-            if !pools.is_empty() {
-                core.add_engine(kind, pools, true);
-            }
-            let semaphores = config.semaphores.iter().filter(|(_, it)| it.protocol == kind);
-            let semaphores: Vec<_> =
-                semaphores.map(|(name, it)| (name.clone(), it.clone())).collect();
-            if !semaphores.is_empty() {
-                core.add_semaphores(kind, semaphores, true);
-            }
-        }
+        core.watch_epochs();
         core
     }
 

@@ -91,7 +91,7 @@ impl Site {
     fn started(&self, name: &str, members: &Members, request: api::Request) -> Started {
         let units = request.lease.as_ref().map(|lease| &lease.units);
         let shares = units.map(|units| api::shares(members, units)).unwrap_or_default();
-        let together = self.together().is_ok();
+        let together = self.0.together;
         Started { gang: name.to_owned(), members: members.clone(), shares, together, request }
     }
 
@@ -200,13 +200,7 @@ impl Site {
 
     async fn set_gang(&self, name: &str, members: Members) -> Result<(), api::Error> {
         let call = Call::SetGang { name: name.to_owned(), members };
-        if self.0.view.is_some() {
-            return self.next_epoch(call).await;
-        }
-        for site in self.together()? {
-            site.call(call.clone()).await?;
-        }
-        Ok(())
+        self.next_epoch(call).await
     }
 
     /// That sites and pools exist, and that there is enough of everything.

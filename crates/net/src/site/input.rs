@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::keeper::News;
 use crate::api::{self, Answer, Call};
-use crate::config::{PoolConfig, SemaphoreConfig};
+use crate::config::PoolConfig;
 use crate::fast::Outbox;
 use crate::link::Event;
 
@@ -39,45 +39,6 @@ pub(crate) enum Command {
     },
     Metrics(oneshot::Sender<String>),
     Pools(oneshot::Sender<Vec<PoolState>>),
-    AddPool {
-        name: String,
-        pool: PoolConfig,
-        reply: oneshot::Sender<Result<(), api::Error>>,
-    },
-    OpenPool(String),
-    /// Nobody may ask for more from now on.
-    LimitPool {
-        name: String,
-        limit: u32,
-    },
-    RemovePool {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    IsIdle {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
-    AddSemaphore {
-        name: String,
-        semaphore: SemaphoreConfig,
-        reply: oneshot::Sender<Result<(), api::Error>>,
-    },
-    /// Lets clients use it, or again after it was closed.
-    OpenSemaphore {
-        name: String,
-        new: bool,
-    },
-    /// Lets nobody use it; says how many wait.
-    CloseSemaphore {
-        name: String,
-        reply: oneshot::Sender<u64>,
-    },
-    /// Says whether it was there; nobody waits for it.
-    RemoveSemaphore {
-        name: String,
-        reply: oneshot::Sender<bool>,
-    },
     Drain,
     /// The last command: leases are written down, and nothing happens any more.
     Farewell(oneshot::Sender<()>),

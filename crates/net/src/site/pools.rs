@@ -1,7 +1,7 @@
 //! Pools through the site's handle: how they are, and how they change.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{PoisonError, Weak};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use kofm_core::{PoolId, SiteId};
@@ -12,7 +12,7 @@ use tracing::warn;
 use super::core::return_first;
 use super::input::{Command, PoolState};
 use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
-use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage, UsedUnit};
+use crate::api::{self, Answer, Call, Code, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
 use crate::plan::PlannedPool;
 
@@ -34,8 +34,7 @@ impl Site {
             self.ask_all(&Call::Usage).await.into_iter().collect();
         let mut known = self.0.usage.lock().unwrap_or_else(PoisonError::into_inner);
         // What a site that departed had is kept back, and counted as such.
-        let members = self.0.view.as_ref().map(|view| view.borrow().members.clone());
-        known.retain(|peer, _| members.as_ref().is_none_or(|it| it.contains_key(peer)));
+        known.retain(|peer, _| self.0.view.borrow().members.contains_key(peer));
         for peer in self.peers() {
             match answers.get(&peer) {
                 Some(Answer::Usage(usage)) => {
@@ -99,7 +98,7 @@ impl Site {
         Ok(wrong.into_iter().map(|number| pool.config.unit_name(number)).collect())
     }
 
-    /// Makes a pool, or makes it anew with other units while nobody uses it.
+    /// Makes a pool, or changes it.
     pub async fn put_pool(&self, name: &str, spec: api::PutPool) -> Result<(), api::Error> {
         let malformed = |text| api::Error::new(Code::Malformed, text);
         check_name(name).map_err(malformed)?;
@@ -146,60 +145,28 @@ impl Site {
         answer.await.map_err(|_| stopped())
     }
 
-    /// Makes a pool, or changes it.
     async fn set_pool(&self, name: &str, pool: PoolConfig) -> Result<(), api::Error> {
         let (units, protocol) = (pool.units, pool.protocol);
         let pools = self.pool_states().await?;
         let state = pools.iter().find(|pool| pool.name == name);
         let old = state.map(|pool| &pool.config);
-        if self.0.view.is_some() {
-            // Which units there are may change only while nobody has one; more may come any time.
-            let moves = old.is_some_and(|old| {
-                let renamed = old.names.is_empty() || !pool.names.starts_with(&old.names);
-                old.protocol != protocol || (!pool.names.is_empty() && renamed)
-            });
-            if state.is_some_and(|it| it.config.protocol != protocol && !it.out.is_empty()) {
-                return Err(api::Error::new(Code::InUse, return_first(name)));
-            }
-            if old.is_none() && pools.len() >= MAX_POOLS {
-                let text = format!("there are {MAX_POOLS} pools");
-                return Err(api::Error::new(Code::TooMany, text));
-            }
-            let others = pools.iter().filter(|it| it.name != name);
-            let others: u64 = others.map(|it| u64::from(it.config.units)).sum();
-            let sum = self.0.config.check_sum(others + u64::from(units));
-            sum.map_err(|text| api::Error::new(Code::TooMany, text))?;
-            return self.plan(name, Some(pool), moves).await;
-        }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
-        let drains = drains.entry(name.to_owned()).or_default();
-        // The same pool with fewer units: some of them are taken out as they become free.
-        if let Some(old) = old
-            && units <= old.units
-            && (pool.names.is_empty() || pool.names == old.names)
-            && (pool.protocol, pool.on_expiry) == (old.protocol, old.on_expiry)
-        {
-            return sites[0].shrink(&sites, name, old.units - units, units, drains).await;
+        // Which units there are may change only while nobody has one; more may come any time.
+        let moves = old.is_some_and(|old| {
+            let renamed = old.names.is_empty() || !pool.names.starts_with(&old.names);
+            old.protocol != protocol || (!pool.names.is_empty() && renamed)
+        });
+        if state.is_some_and(|it| it.config.protocol != protocol && !it.out.is_empty()) {
+            return Err(api::Error::new(Code::InUse, return_first(name)));
         }
         if old.is_none() && pools.len() >= MAX_POOLS {
-            return Err(api::Error::new(Code::TooMany, format!("there are {MAX_POOLS} pools")));
+            let text = format!("there are {MAX_POOLS} pools");
+            return Err(api::Error::new(Code::TooMany, text));
         }
-        if state.is_some() {
-            remove_everywhere(&sites, name).await?;
-            sites[0].end_drains(drains).await;
-        }
-        // All sites have it before one of them takes a request for it.
-        for site in &sites {
-            let (reply, answer) = oneshot::channel();
-            let (name, pool) = (name.to_owned(), pool.clone());
-            site.command(Command::AddPool { name, pool, reply });
-            answer.await.map_err(|_| stopped())??;
-        }
-        for site in &sites {
-            site.command(Command::OpenPool(name.to_owned()));
-        }
-        Ok(())
+        let others = pools.iter().filter(|it| it.name != name);
+        let others: u64 = others.map(|it| u64::from(it.config.units)).sum();
+        let sum = self.0.config.check_sum(others + u64::from(units));
+        sum.map_err(|text| api::Error::new(Code::TooMany, text))?;
+        self.plan(name, Some(pool), moves).await
     }
 
     /// Takes a unit out of use, or gives it another reason: nobody is granted it before it is
@@ -224,13 +191,6 @@ impl Site {
         unit: &str,
         reason: Option<String>,
     ) -> Result<(), api::Error> {
-        if self.0.view.is_none() {
-            self.pool(pool).await?;
-            let text = "units are quarantined one by one in clusters of several sites, each with \
-                        its own `kofm serve`; this one is a single process: make the pool smaller \
-                        with `kofm pool set`, or have somebody hold the unit";
-            return Err(api::Error::new(Code::Unsupported, text));
-        }
         let (pool, unit) = (pool.to_owned(), unit.to_owned());
         self.next_epoch(Call::Quarantine { pool, unit, reason }).await
     }
@@ -269,11 +229,10 @@ impl Site {
     /// Has the first member change the plan: one at a time, whoever asks.
     pub(super) async fn next_epoch(&self, call: Call) -> Result<(), api::Error> {
         let patience = self.0.config.site_lease * 4 + PEER_PATIENCE;
-        if let Some(view) = &self.0.view {
-            // Before the first epoch there is nobody to ask; a site without a majority says so.
-            let patience = self.0.config.site_lease * 2;
-            timeout(patience, view.subscribe().wait_for(|view| view.granting)).await.ok();
-        }
+        // Before the first epoch there is nobody to ask; a site without a majority says so.
+        let granting = |view: &View| view.granting;
+        let soon = self.0.config.site_lease * 2;
+        timeout(soon, self.0.view.subscribe().wait_for(granting)).await.ok();
         let first = self.view().members.keys().next().copied();
         let changed = match first.filter(|&first| first != self.0.config.me()) {
             Some(first) => self.ask(first, call, patience).await,
@@ -281,15 +240,14 @@ impl Site {
         };
         changed?;
         // What was changed there is seen here before it is said to be.
-        let Some(view) = &self.0.view else { return Ok(()) };
         let epoch = self.view().epoch;
         let here = |view: &View| view.epoch > epoch || view.granting;
-        timeout(patience, view.subscribe().wait_for(here)).await.ok();
+        timeout(patience, self.0.view.subscribe().wait_for(here)).await.ok();
         Ok(())
     }
 
     pub(super) fn view(&self) -> View {
-        self.0.view.as_ref().map(|view| view.borrow().clone()).unwrap_or_default()
+        self.0.view.borrow().clone()
     }
 
     /// Removes a pool that nobody uses.
@@ -297,66 +255,7 @@ impl Site {
         if gangs::is_seat(name) {
             return Err(api::Error::unknown_pool(name));
         }
-        if self.0.view.is_some() {
-            return self.plan(name, None, true).await;
-        }
-        let sites = self.together()?;
-        let mut drains = sites[0].0.changing.lock().await;
-        remove_everywhere(&sites, name).await?;
-        sites[0].end_drains(&mut drains.remove(name).unwrap_or_default()).await;
-        Ok(())
-    }
-
-    /// Forgets what took units out of a pool that is gone.
-    async fn end_drains(&self, drains: &mut Vec<(String, u32)>) {
-        for (drain, _) in drains.drain(..) {
-            self.release_request(&drain).await.ok();
-        }
-    }
-
-    /// Takes so many units out of a pool that `left` stay. What is out stays out while more is
-    /// taken: nobody else may get it meanwhile.
-    async fn shrink(
-        &self,
-        sites: &[Self],
-        name: &str,
-        units: u32,
-        left: u32,
-        drains: &mut Vec<(String, u32)>,
-    ) -> Result<(), api::Error> {
-        for site in sites {
-            site.command(Command::LimitPool { name: name.to_owned(), limit: left });
-        }
-        let mut out: u32 = drains.iter().map(|drain| drain.1).sum();
-        while out > units
-            && let Some((drain, count)) = drains.pop()
-        {
-            self.release_request(&drain).await?;
-            out -= count;
-        }
-        if out == units {
-            return Ok(());
-        }
-        let want = [(name.to_owned(), units - out)].into();
-        let owner = Some("kofm".to_owned());
-        let reason = Some("the pool was made smaller".to_owned());
-        let spec = Submit { want, owner, reason, ..Submit::default() };
-        let request = self
-            .request(Call::Submit { spec, fresh: false, hold: Hold::Drain, patience: None })
-            .await?;
-        drains.push((request.id, units - out));
-        Ok(())
-    }
-
-    pub(super) fn together(&self) -> Result<Vec<Self>, api::Error> {
-        let sites = self.0.together.get().into_iter().flatten();
-        let list: Vec<Self> = sites.filter_map(Weak::upgrade).map(Self).collect();
-        if list.is_empty() {
-            let text = "what a cluster on several machines shares is fixed by its configuration; \
-                        change it at all sites and restart them";
-            return Err(api::Error::new(Code::Unsupported, text));
-        }
-        Ok(list)
+        self.plan(name, None, true).await
     }
 
     /// Brings about what a configuration file changes of pools, semaphores and gangs against what
@@ -425,27 +324,6 @@ fn note<T>(
 fn gone(removed: Result<(), api::Error>) -> Result<(), api::Error> {
     let unknown = [Code::UnknownPool, Code::UnknownSemaphore, Code::UnknownGang];
     removed.or_else(|error| if unknown.contains(&error.error) { Ok(()) } else { Err(error) })
-}
-
-async fn remove_everywhere(sites: &[Site], name: &str) -> Result<(), api::Error> {
-    for site in sites {
-        let (reply, idle) = oneshot::channel();
-        site.command(Command::IsIdle { name: name.to_owned(), reply });
-        if !idle.await.map_err(|_| stopped())? {
-            let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
-            return Err(api::Error::new(Code::InUse, text));
-        }
-    }
-    let mut known = false;
-    for site in sites {
-        let (reply, removed) = oneshot::channel();
-        site.command(Command::RemovePool { name: name.to_owned(), reply });
-        known |= removed.await.map_err(|_| stopped())?;
-    }
-    if known {
-        return Ok(());
-    }
-    Err(api::Error::unknown_pool(name))
 }
 
 /// The units that were not seen exactly once, apart from those that are kept back. Those that are

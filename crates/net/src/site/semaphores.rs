@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use kofm_core::PoolId;
-use tokio::sync::oneshot;
 
-use super::{Command, Site, nonsense, stopped};
+use super::{Site, nonsense};
 use crate::api::{self, Answer, Call, Code, PutSemaphore, SemaphoreShare, TakeSpec, Taken};
 use crate::config::{DEFAULT_SEMAPHORE, SemaphoreConfig, check_name, semaphore_protocol_named};
 use crate::plan::PlannedSemaphore;
@@ -69,47 +68,15 @@ impl Site {
         config: SemaphoreConfig,
     ) -> Result<(), api::Error> {
         let old = self.semaphore(name).await.ok();
-        if self.0.view.is_some() {
-            return self.plan_semaphore(name, old.as_ref(), Some(&config)).await;
-        }
-        let sites = self.together()?;
-        let _one_change = sites[0].0.changing.lock().await;
-        if old.is_some() {
-            close(&sites, name).await?;
-        }
-        // All sites have it before one of them takes from it.
-        for site in &sites {
-            let (reply, answer) = oneshot::channel();
-            let (name, semaphore) = (name.to_owned(), config.clone());
-            site.command(Command::AddSemaphore { name, semaphore, reply });
-            answer.await.map_err(|_| stopped())??;
-        }
-        for site in &sites {
-            let name = name.to_owned();
-            site.command(Command::OpenSemaphore { name, new: true });
-        }
-        Ok(())
+        self.plan_semaphore(name, old.as_ref(), Some(&config)).await
     }
 
     /// Removes a semaphore that nobody waits for.
     pub async fn remove_semaphore(&self, name: &str) -> Result<(), api::Error> {
         let old = self.semaphore(name).await?;
-        if self.0.view.is_some() {
-            return self.plan_semaphore(name, Some(&old), None).await;
-        }
-        let sites = self.together()?;
-        let _one_change = sites[0].0.changing.lock().await;
-        close(&sites, name).await?;
-        for site in &sites {
-            let (reply, removed) = oneshot::channel();
-            site.command(Command::RemoveSemaphore { name: name.to_owned(), reply });
-            removed.await.map_err(|_| stopped())?;
-        }
-        Ok(())
+        self.plan_semaphore(name, Some(&old), None).await
     }
-}
 
-impl Site {
     /// Makes, or removes, a semaphore with the next epoch. Whoever began to wait meanwhile is told.
     async fn plan_semaphore(
         &self,
@@ -129,25 +96,6 @@ impl Site {
         });
         self.next_epoch(Call::PlanSemaphore { name: name.to_owned(), semaphore }).await
     }
-}
-
-/// Lets nobody use a semaphore any more, unless somebody waits for it.
-async fn close(sites: &[Site], name: &str) -> Result<(), api::Error> {
-    let mut waiting = 0;
-    for site in sites {
-        let (reply, answer) = oneshot::channel();
-        site.command(Command::CloseSemaphore { name: name.to_owned(), reply });
-        waiting += answer.await.map_err(|_| stopped())?;
-    }
-    if waiting == 0 {
-        return Ok(());
-    }
-    for site in sites {
-        let name = name.to_owned();
-        site.command(Command::OpenSemaphore { name, new: false });
-    }
-    let text = format!("semaphore `{name}` is in use; try again when nobody waits for it");
-    Err(api::Error::new(Code::InUse, text))
 }
 
 /// Gives up a P whose waiter is dropped.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex};
 
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, watch};
@@ -60,7 +60,11 @@ impl Site {
         } else {
             None
         };
-        Self::start_on(config, listener, false)
+        let site = Self::start_on(config, listener, None)?;
+        if site.0.view.borrow().whole {
+            site.ready().await;
+        }
+        Ok(site)
     }
 
     /// Starts all sites of a cluster in this process, on ports of the loopback interface. Their
@@ -80,25 +84,29 @@ impl Site {
             listeners.push(listener);
         }
         let names: Vec<String> = members.keys().cloned().collect();
+        let ballots = Arc::new(Ballots::open(None)?);
         let mut list = Vec::new();
         for (name, listener) in names.into_iter().zip(listeners) {
             let (members, pools) = (members.clone(), pools.clone());
             let config = Config { members, pools, ..Config::single(&name) };
-            list.push(Self::start_on(config, Some(listener), true)?);
+            list.push(Self::start_on(config, Some(listener), Some(Arc::clone(&ballots)))?);
         }
-        let together: Vec<Weak<Inner>> = list.iter().map(|site| Arc::downgrade(&site.0)).collect();
         for site in &list {
-            site.0.together.get_or_init(|| together.clone());
-            site.connected().await;
+            site.ready().await;
         }
         Ok(list)
     }
 
-    /// `together`: all sites live and die in this process, so their epoch never changes.
+    /// Waits until the site is in its first epoch.
+    async fn ready(&self) {
+        self.0.view.subscribe().wait_for(|view| view.granting).await.ok();
+    }
+
+    /// `together`: what all sites of the cluster decide by, if they live and die in this process.
     fn start_on(
         config: Config,
         listener: Option<TcpListener>,
-        together: bool,
+        together: Option<Arc<Ballots>>,
     ) -> Result<Self, StartError> {
         let config = config.with_seats();
         if !config.members.contains_key(&config.site) {
@@ -116,33 +124,31 @@ impl Site {
             silence: config.site_lease,
         };
         let alone = config.members.len() == 1 && config.etcd.is_empty();
-        let changes = !alone && !together;
+        let here = together.is_some() || alone;
+        let dir = config.state_dir.as_deref();
+        let whole = here && dir.is_none();
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
         let numbered =
             peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
-        let ballots = Arc::new(Ballots::open(config.state_dir.as_deref().filter(|_| changes))?);
+        let others = peers.clone().filter(|_| together.is_none());
+        let others = others.map(|(name, it)| Caller::new(&config.cluster, name, it)).collect();
+        let ballots = together.map_or_else(|| Ballots::open(dir).map(Arc::new), Ok)?;
         let answers: Option<Arc<dyn Answers>> =
-            (changes && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+            (!here && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
         // Few: a site whose core hangs must not go on saying that it is well.
         let (news, news_receiver) = mpsc::channel(2);
-        let view = watch::Sender::new(View::default());
-        let mut change = None;
-        if changes {
-            // Well below the lease: a voter that does not answer must not cost it.
-            let patience = config.site_lease / 4;
-            let store: Arc<dyn Store> = if config.etcd.is_empty() {
-                let callers = peers.map(|(name, it)| Caller::new(&config.cluster, name, it));
-                let me = config.me().0;
-                Arc::new(Voters::new(ballots, callers.collect(), me, incarnation, patience))
-            } else {
-                let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
-                Arc::new(etcd.map_err(StartError::Config)?)
-            };
-            change = Some(keep(&config, incarnation, store, news, view.clone(), state.clone()));
-        }
+        let view = watch::Sender::new(View { whole, ..View::default() });
+        // Well below the lease: a voter that does not answer must not cost it.
+        let patience = config.site_lease / 4;
+        let store: Arc<dyn Store> = if config.etcd.is_empty() {
+            Arc::new(Voters::new(ballots, others, config.me().0, incarnation, patience))
+        } else {
+            let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
+            Arc::new(etcd.map_err(StartError::Config)?)
+        };
+        let change = keep(&config, incarnation, store, news, view.clone(), state.clone());
         let events = broadcast::Sender::new(EVENTS);
-        let dir = config.state_dir.as_deref().filter(|_| changes);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
         let mut core =
@@ -161,17 +167,13 @@ impl Site {
             mesh,
             events,
             followed: Mutex::default(),
-            view: changes.then_some(view),
+            view,
             usage: Mutex::default(),
-            together: OnceLock::new(),
-            changing: tokio::sync::Mutex::default(),
+            together: here,
             draining: AtomicBool::new(false),
             takers: AtomicU64::new(0),
             _state: state,
         });
-        if alone {
-            inner.together.get_or_init(|| vec![Arc::downgrade(&inner)]);
-        }
         Ok(Self(inner))
     }
 }
@@ -227,6 +229,7 @@ fn keep(
     tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
     tokio::spawn(keeper::propose(store, offered, news));
     let joinable = !config.etcd.is_empty();
-    let doors = Doors { me, proposals, running, state, joinable };
+    let whole = running.borrow().whole;
+    let doors = Doors { me, proposals, running, state, joinable, whole };
     Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
 }

@@ -54,14 +54,41 @@ async fn a_pool_that_is_made_smaller_drains() {
     let six = six.await.unwrap();
     let view = sites[0].pools().await.unwrap().0.remove(0);
     assert_eq!((view.units, view.held, view.free), (6, 6, 0));
-    // Larger again, up to what it was, at once; beyond that only when nobody uses it.
+    // Larger again, and larger than it was, while it is used.
     sites[0].put_pool("gpu", units(8)).await.unwrap();
     let two = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
-    assert_eq!(sites[0].put_pool("gpu", units(9)).await.unwrap_err().error, Code::InUse);
-    drop((six, two));
+    sites[0].put_pool("gpu", units(9)).await.unwrap();
+    let one = timeout(LONG, sites[1].acquire([("gpu", 1)])).await.unwrap().unwrap();
+    let all = [&six, &two, &one].into_iter().flat_map(|lease| &lease.units()["gpu"]);
+    assert_eq!(all.collect::<std::collections::BTreeSet<_>>().len(), 9);
+    drop((six, two, one));
     all_free(&sites[0]).await;
-    sites[1].put_pool("gpu", units(9)).await.unwrap();
     drop(timeout(LONG, sites[0].acquire([("gpu", 9)])).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn units_are_quarantined_in_one_process_too() {
+    let three = Site::start_together(3, pools(&[("gpu", PoolConfig::new(2))])).await.unwrap();
+    let mut config = Config::single("here");
+    config.pools = pools(&[("gpu", PoolConfig::new(2))]);
+    let alone = vec![Site::start(config).await.unwrap()];
+    for sites in [three, alone] {
+        let last = sites.last().unwrap();
+        let held = timeout(LONG, last.acquire([("gpu", 1)])).await.unwrap().unwrap();
+        let (unit, other) = if held.units()["gpu"] == ["0"] { ("0", "1") } else { ("1", "0") };
+        sites[0].quarantine("gpu", unit, "fan".into()).await.unwrap();
+        let view = sites[0].pool("gpu").await.unwrap();
+        assert_eq!((view.held, view.free, view.quarantined), (1, 1, 0));
+        drop(held);
+        let free = timeout(LONG, last.acquire([("gpu", 1)])).await.unwrap().unwrap();
+        assert_eq!(free.units()["gpu"], [other]);
+        let view = sites[0].pool("gpu").await.unwrap();
+        assert_eq!((view.held, view.free, view.quarantined), (1, 0, 1));
+        last.return_unit("gpu", unit).await.unwrap();
+        drop(timeout(LONG, sites[0].acquire([("gpu", 1)])).await.unwrap().unwrap());
+        drop(free);
+        all_free(last).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,44 +1,17 @@
 //! Requests meet protocols: a claim for each part, steps, and what follows from them.
 
-use std::sync::Arc;
-
-use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit, Units};
+use kofm_core::{Demand, Rejection, SiteId, Stamp, Unit};
 use tracing::{error, info, warn};
 
-use super::{Core, Part, Pool, Running, Timer, Todo};
+use super::{Core, Part, Timer, Todo};
 use crate::api::{self, Code, State};
 use crate::boottime::Moment;
-use crate::config::PoolConfig;
 use crate::engine::{self, Move, Outcome};
 use crate::link::Payload;
-use crate::names::{self, Names};
+use crate::names::{self};
 use crate::random;
 
 impl Core {
-    pub(super) fn add_engine(&mut self, kind: Kind, pools: Vec<(String, PoolConfig)>, open: bool) {
-        let number = self.engines.len();
-        let sites = u16::try_from(self.members.len()).unwrap_or(u16::MAX);
-        let units: Vec<Units> = pools.iter().map(|(_, pool)| Units(pool.units)).collect();
-        let said = (0..).map(PoolId).zip(&pools);
-        let said = said.filter_map(|(id, (_, pool))| Some((id, pool.arbitration.clone()?)));
-        let arbitration = said.collect();
-        let root = self.plan.root;
-        let cluster = Cluster { pools: units.clone(), arbitration, root, ..Cluster::new(sites, 1) };
-        let engine = engine::start(kind, self.me, &cluster, self.reborn && open);
-        let engine = engine.expect("checked by the configuration");
-        let first = self.pools.len();
-        let count = pools.len();
-        for (id, (name, config)) in (0..).map(PoolId).zip(pools) {
-            let name: Arc<str> = name.into();
-            self.pool_by_name.insert(Arc::clone(&name), self.pools.len());
-            self.pools.push(Pool { engine: number, id, ..Pool::new(name, config) });
-        }
-        let names = Names::new(self.me, sites, units);
-        let pools = (first..first + count).collect();
-        self.engines.push(Running::new(kind, engine, names, pools, open));
-        self.set_alarm(number);
-    }
-
     /// Sets the clock of a protocol going, where it has one.
     pub(super) fn set_alarm(&mut self, number: usize) {
         if let Some(timer) = self.engines[number].engine.alarm() {

@@ -6,8 +6,8 @@
 //!   peers ──► its messages ──────┘
 //! ```
 //!
-//! Where all sites live in one process they live and die together; such a cluster has one epoch,
-//! and nothing of this.
+//! Where all sites live in one process they live and die together: none of them is taken for dead,
+//! and their right to grant does not run out. Their epochs change with what they share.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -36,6 +36,9 @@ const RATE: u32 = 1;
 const MARGIN: Duration = Duration::from_millis(200);
 /// A member whose connection is gone for longer is taken for dead.
 const GONE: Duration = Duration::from_millis(200);
+
+/// The lease of sites whose store cannot be out of their reach.
+const FOR_EVER: Duration = Duration::from_hours(24 * 365 * 100);
 
 /// The longest that a site does not look around.
 const LOOK: Duration = Duration::from_millis(100);
@@ -70,6 +73,8 @@ pub(crate) struct Change {
     pub(super) drains: bool,
     /// Sites that nobody was told of may come.
     pub(super) joinable: bool,
+    /// The cluster is this process, and forgets everything with it.
+    pub(super) whole: bool,
     pub(super) state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
     proposals: mpsc::Sender<store::Record>,
@@ -88,6 +93,8 @@ pub(crate) struct View {
     /// Sites that departed, with what is left of their quarantine when this was made.
     pub quarantined: BTreeMap<SiteId, Moment>,
     pub leased: Option<Moment>,
+    /// The right to grant does not run out.
+    pub whole: bool,
     pub plan: Plan,
 }
 
@@ -104,6 +111,7 @@ pub(crate) struct Doors {
     pub running: watch::Sender<View>,
     pub state: Option<Arc<StateDir>>,
     pub joinable: bool,
+    pub whole: bool,
 }
 
 impl Change {
@@ -126,7 +134,7 @@ impl Change {
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
         };
-        let Doors { me: standing, proposals, running, state, joinable } = doors;
+        let Doors { me: standing, proposals, running, state, joinable, whole } = doors;
         Self {
             epochs: Epochs::new(me, incarnation, Arc::new(nothing)),
             lease,
@@ -145,6 +153,7 @@ impl Change {
             deserted: None,
             drains: false,
             joinable,
+            whole,
             state,
             me: standing,
             proposals,
@@ -225,6 +234,7 @@ impl Change {
             members: record.members.clone(),
             quarantined: quarantined.collect(),
             leased: self.leased,
+            whole: self.whole,
             plan: record.plan.clone(),
         });
     }
@@ -233,29 +243,31 @@ impl Change {
 impl Core {
     /// The epoch that messages of this site belong to.
     pub(in crate::site) fn epoch(&self) -> u64 {
-        self.change.as_ref().map_or(1, |change| change.epochs.record().epoch)
+        self.change.epochs.record().epoch
     }
 
     /// Whether protocols must not take a step now.
     pub(super) fn stands_still(&self) -> bool {
-        self.stopped || self.change.as_ref().is_some_and(|change| !change.epochs.may_grant())
+        self.stopped || !self.change.epochs.may_grant()
     }
 
     /// Whether the right to grant has just run out, unnoticed so far.
     pub(super) fn has_lapsed(&self, now: Moment) -> bool {
-        self.change.as_ref().is_some_and(|change| !change.is_leased(now))
+        !self.change.is_leased(now)
     }
 
     /// How long a client may rely on this site: its right to grant, by a slower clock than ours.
     pub(in crate::site) fn promise(&self, now: Moment) -> Option<Duration> {
-        let change = self.change.as_ref()?;
-        let left = change.leased.map_or(Duration::ZERO, |until| until.since(now));
+        if self.change.whole {
+            return None;
+        }
+        let left = self.change.leased.map_or(Duration::ZERO, |until| until.since(now));
         Some(left * (100 - RATE) / (100 + RATE))
     }
 
     /// Why nothing is granted here now.
     pub(in crate::site) fn obstacle(&self) -> Option<String> {
-        self.change.as_ref().and_then(|change| change.running.borrow().trouble.clone())
+        self.change.running.borrow().trouble.clone()
     }
 
     /// Before the first epoch: an engine for each protocol, so that claims have a place to wait.
@@ -269,10 +281,8 @@ impl Core {
 
     /// Starts looking after the epoch.
     pub(super) fn watch_epochs(&mut self) {
-        if let Some(change) = &self.change {
-            let moment = Moment::now().after(change.pause());
-            self.start_timer(moment, Timer::Tick);
-        }
+        let moment = Moment::now().after(self.change.pause());
+        self.start_timer(moment, Timer::Tick);
     }
 
     /// One input of the machine, and everything that follows.
@@ -280,7 +290,7 @@ impl Core {
         if self.stopped {
             return;
         }
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let mut effects = Vec::new();
         let epoch = change.epochs.record().epoch;
         change.epochs.step(input, &mut effects);
@@ -299,20 +309,16 @@ impl Core {
                 Effect::Send { to, message } => self.tell_change(to, &message),
                 Effect::Freeze => {
                     // What this site has, as everything before has left it.
-                    let outside = |change: &Change| change.epochs.phase() == Phase::Outside;
-                    let outside = self.change.as_ref().is_some_and(outside);
+                    let outside = self.change.epochs.phase() == Phase::Outside;
                     let report = if outside { self.first_report() } else { self.report() };
                     let mut more = Vec::new();
-                    if let Some(change) = &mut self.change {
-                        change.epochs.step(Input::Frozen(report), &mut more);
-                    }
+                    self.change.epochs.step(Input::Frozen(report), &mut more);
                     effects.extend(more);
                 }
                 Effect::Propose(record) => {
                     // Whoever is outside brings what its last life left: see `come_in`.
-                    let inside = |change: &&mut Change| change.epochs.phase() != Phase::Outside;
-                    if let Some(change) = self.change.as_mut().filter(inside) {
-                        change.proposal = Some(record);
+                    if self.change.epochs.phase() != Phase::Outside {
+                        self.change.proposal = Some(record);
                     }
                     self.offer();
                 }
@@ -321,8 +327,8 @@ impl Core {
                 Effect::Depart(record) => self.depart(record),
             }
         }
-        if news && let Some(change) = &self.change {
-            change.publish();
+        if news {
+            self.change.publish();
         }
     }
 
@@ -333,7 +339,7 @@ impl Core {
 
     /// Offers what is proposed to the store; again, where it did not answer.
     fn offer(&mut self) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let next = change.epochs.record().epoch + 1;
         let Some(record) = change.proposal.as_ref().filter(|it| it.epoch == next) else {
             change.proposal = None;
@@ -353,7 +359,7 @@ impl Core {
 
     /// Whether a message of a protocol belongs here.
     pub(super) fn admit(&mut self, epoch: u64) -> bool {
-        let Some(change) = &mut self.change else { return epoch == 1 };
+        let change = &mut self.change;
         if change.epochs.keeps(epoch) {
             // Taken when this site may take steps again.
             return true;
@@ -367,10 +373,10 @@ impl Core {
     /// The store has said something.
     pub(super) fn on_news(&mut self, news: News) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         match news {
             News::Beat { began, pulses } => {
-                let until = began.after(change.lease);
+                let until = began.after(if change.whole { FOR_EVER } else { change.lease });
                 change.leased = change.leased.max(Some(until));
                 change.beaten = Some(now);
                 change.trouble = None;
@@ -385,9 +391,7 @@ impl Core {
                 self.feed(Input::Lease(valid));
                 self.offer();
                 self.look_around();
-                if let Some(change) = &self.change {
-                    change.publish();
-                }
+                self.change.publish();
             }
             News::Decided(record) => match plan::unpack(&record.body) {
                 Ok(record) => self.feed(Input::Decided(Arc::new(record))),
@@ -413,7 +417,7 @@ impl Core {
     /// Every now and then: who is gone, what is over, who may join.
     pub(super) fn tick(&mut self) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let again = now.after(change.pause());
         self.start_timer(again, Timer::Tick);
         self.check_lease(now);
@@ -425,7 +429,7 @@ impl Core {
 
     /// Stops granting when the site's right to do so has run out.
     pub(super) fn check_lease(&mut self, now: Moment) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         if change.leased.is_none() || change.is_leased(now) {
             return;
         }
@@ -436,9 +440,7 @@ impl Core {
         let happening = self.happening("suspended", None);
         self.record(api::Happening { cause: Some(cause.into()), ..happening });
         self.lose_leases(cause);
-        if let Some(change) = &self.change {
-            change.publish();
-        }
+        self.change.publish();
     }
 
     /// Ends all leases: nobody may rely on them any more.
@@ -455,7 +457,7 @@ impl Core {
     /// A connection is gone: it is looked after when its time is over, not only every now and then.
     pub(super) fn miss(&mut self, site: SiteId) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         if change.record().members.contains_key(&site) {
             change.down.entry(site).or_insert(now);
             // Later than the time itself, which must be over.
@@ -465,17 +467,17 @@ impl Core {
 
     /// It is there again.
     pub(super) fn found(&mut self, site: SiteId) {
-        if let Some(change) = &mut self.change {
-            change.down.remove(&site);
-        }
+        self.change.down.remove(&site);
     }
 
     pub(super) fn look_around(&mut self) {
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         if change.epochs.phase() == Phase::Outside {
             self.come_in();
         } else {
-            self.look_for_the_dead();
+            if !change.whole {
+                self.look_for_the_dead();
+            }
             self.end_quarantines();
             self.take_in();
             self.drain_pools();
@@ -484,7 +486,7 @@ impl Core {
 
     fn look_for_the_dead(&mut self) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         change.down.retain(|site, _| record.members.contains_key(site));
         // Whoever cannot reach a majority knows nothing about the others.
@@ -520,7 +522,7 @@ impl Core {
 
     fn end_quarantines(&mut self) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let record = change.epochs.record();
         change.quarantines.retain(|since, _| record.quarantine.contains_key(since));
         let over = change.quarantines.iter().filter(|it| *it.1 <= now).map(|it| *it.0).max();
@@ -537,7 +539,7 @@ impl Core {
     /// left.
     fn come_in(&mut self) {
         let now = Moment::now();
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         let beaten = change.beaten.is_some_and(|beaten| now.since(beaten) < change.lease);
         if change.proposal.as_ref().is_some_and(|it| it.epoch == record.epoch + 1) || !beaten {
@@ -598,16 +600,14 @@ impl Core {
             let report = self.first_report();
             let next = record.revived(&BTreeMap::from([(self.me, report)]));
             warn!(epoch = next.epoch, "no member is left: begins anew");
-            if let Some(change) = &mut self.change {
-                change.proposal = Some(Arc::new(next));
-            }
+            self.change.proposal = Some(Arc::new(next));
             self.offer();
         }
     }
 
     /// A connection to a peer stands again: whatever it may have missed is said again.
     pub(super) fn remind(&mut self, peer: SiteId) {
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         let record = Arc::clone(change.epochs.record());
         if record.epoch == 0 || change.epochs.phase() == Phase::Outside {
             return;

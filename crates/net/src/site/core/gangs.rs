@@ -40,18 +40,13 @@ pub(super) struct Rally {
 }
 
 impl Core {
-    /// Makes a gang, changes or removes it: with the next epoch, or at once where all sites are one
-    /// process.
+    /// Makes a gang, changes or removes it, with the next epoch.
     pub(super) fn set_gang(&mut self, name: String, members: Members, reply: Responder) {
         if !self.plan.gangs.contains_key(&name) && self.plan.gangs.len() >= MAX_GANGS {
             let text = format!("there are {MAX_GANGS} gangs; remove some");
             return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
         }
-        if self.change.is_some() {
-            return self.edit(Edit::Gang(name, members), reply);
-        }
-        self.plan.put_gang(name, members);
-        self.respond(reply, Ok(Answer::Done));
+        self.edit(Edit::Gang(name, members), reply);
     }
 
     /// Keeps an eye on the members' sites of a request that has seats.

@@ -138,55 +138,6 @@ impl Core {
                 });
                 reply.send(list.collect()).ok();
             }
-            Command::AddPool { name, pool, reply } => {
-                let known = self.pool_by_name.contains_key(name.as_str());
-                if !known {
-                    self.add_engine(pool.protocol, vec![(name, pool)], false);
-                }
-                let text = "there is such a pool";
-                drop(reply.send(if known {
-                    Err(api::Error::new(Code::InUse, text))
-                } else {
-                    Ok(())
-                }));
-            }
-            Command::OpenPool(name) => {
-                if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
-                    let engine = self.pools[pool].engine;
-                    self.engines[engine].open = true;
-                    let happening = self.happening("pool", None);
-                    self.record(api::Happening { cause: Some(name.into()), ..happening });
-                }
-            }
-            Command::LimitPool { name, limit } => {
-                if let Some(&pool) = self.pool_by_name.get(name.as_str()) {
-                    self.pools[pool].limit = limit;
-                    self.refuse_waiting(pool);
-                    let happening = self.happening("pool", None);
-                    let cause = Some(format!("{name} has {limit} units").into());
-                    self.record(api::Happening { cause, ..happening });
-                }
-            }
-            Command::RemovePool { name, reply } => {
-                let pool = self.pool_by_name.remove(name.as_str());
-                if let Some(pool) = pool {
-                    self.pools[pool].gone = true;
-                }
-                reply.send(pool.is_some()).ok();
-            }
-            Command::IsIdle { name, reply } => {
-                reply.send(self.is_idle(&name)).ok();
-            }
-            Command::AddSemaphore { name, semaphore, reply } => {
-                reply.send(self.add_semaphore(name, semaphore)).ok();
-            }
-            Command::OpenSemaphore { name, new } => self.open_semaphore(&name, new),
-            Command::CloseSemaphore { name, reply } => {
-                reply.send(self.close_semaphore(&name)).ok();
-            }
-            Command::RemoveSemaphore { name, reply } => {
-                reply.send(self.remove_semaphore(&name)).ok();
-            }
             Command::Drain => self.drain(),
             Command::Farewell(reply) => {
                 self.farewell();

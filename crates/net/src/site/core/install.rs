@@ -32,7 +32,7 @@ fn held_out(survey: &Survey, cluster: &Cluster) -> BTreeMap<Unit, SiteId> {
 impl Core {
     /// What a new life of this site brings.
     pub(super) fn first_report(&self) -> Report {
-        let incarnation = self.change.as_ref().map_or(0, |change| change.epochs.incarnation());
+        let incarnation = self.change.epochs.incarnation();
         let legacy = self.legacy.clone().unwrap_or_default();
         let mut books = legacy.books(kinds().len());
         self.report_semaphores(&mut books);
@@ -84,7 +84,7 @@ impl Core {
 
     /// Puts everything in the state that a record says.
     pub(super) fn install(&mut self, record: &Arc<Record<Plan>>) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         change.proposal = None;
         change.joined = None;
         change.deserted = None;
@@ -182,7 +182,7 @@ impl Core {
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
                 let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running::new(kind, engine, names, pools, true));
+                self.engines.push(Running::new(kind, engine, names, pools));
                 continue;
             }
             let held = held_out(survey, cluster);
@@ -216,7 +216,7 @@ impl Core {
                 pools.push(place);
             }
             let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running::new(kind, engine, names, pools, true));
+            self.engines.push(Running::new(kind, engine, names, pools));
         }
         for number in alarms {
             self.set_alarm(number);
@@ -294,7 +294,7 @@ impl Core {
 
     /// All members have the record: protocols go on.
     pub(super) fn resume(&mut self) {
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         let record = Arc::clone(change.epochs.record());
         for number in 0..self.engines.len() {
             let Some(survey) = record.surveys.get(number) else { continue };
@@ -374,7 +374,7 @@ impl Core {
         self.ask_all_again();
         waiting.sort_unstable();
         self.todo.extend(waiting.into_iter().map(Todo::Claim));
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let incarnation = match &change.state {
             Some(state) => match state.next() {
                 Ok(incarnation) => incarnation,

@@ -131,7 +131,7 @@ impl Core {
         self.settle();
         let now = Moment::now();
         // Only a member in good standing knows that what it has is its own.
-        let good = self.change.is_some() && !self.stands_still() && !self.has_lapsed(now);
+        let good = !self.stands_still() && !self.has_lapsed(now);
         self.stopped = true;
         if !good || !self.todo.is_empty() {
             return;

@@ -11,7 +11,7 @@ use super::epochs::Note;
 use super::{Core, Responder, Todo};
 use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
 use crate::boottime::Moment;
-use crate::config::{MAX_SITES, PoolConfig, check_name};
+use crate::config::{MAX_SEMAPHORES, MAX_SITES, PoolConfig, check_name};
 use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
 
 /// Changes of the plan that may wait for each other.
@@ -34,10 +34,7 @@ pub(super) enum Edit {
 impl Core {
     /// Changes the plan as soon as the changes before this one are made.
     pub(super) fn edit(&mut self, edit: Edit, reply: Responder) {
-        let Some(change) = &mut self.change else {
-            let text = "the sites of this cluster are one process";
-            return self.respond(reply, Err(api::Error::new(Code::Unsupported, text)));
-        };
+        let change = &mut self.change;
         if change.edits.len() >= MAX_EDITS {
             let text = format!("{MAX_EDITS} changes wait already; try again later");
             return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
@@ -49,7 +46,8 @@ impl Core {
 
     pub(super) fn next_edit(&mut self) {
         let now = Moment::now();
-        while let Some(change) = &mut self.change {
+        loop {
+            let change = &mut self.change;
             let ready = change.epochs.may_grant() && change.planned.is_none();
             let due = |it: &(Edit, Responder, Moment)| ready || it.2 <= now;
             let Some((edit, reply, _)) = change.edits.pop_front_if(|it| due(it)) else { return };
@@ -118,7 +116,9 @@ impl Core {
         reply: Responder,
     ) {
         let mut plan = self.plan.clone();
+        let full = plan.semaphores.len() >= MAX_SEMAPHORES && !plan.semaphores.contains_key(name);
         let done = match semaphore.map(|it| it.config()) {
+            Some(_) if full => Err((Code::TooMany, "there are too many semaphores; remove some")),
             Some(Some(config)) if plan.put_semaphore(name, &config) => Ok(()),
             Some(Some(_)) => Err((Code::TooMany, "too many semaphores were made in its life")),
             Some(None) => Err((Code::Malformed, "a protocol that this site does not run")),
@@ -144,7 +144,7 @@ impl Core {
     /// Takes units out of pools that were made smaller, in their turn. The first member keeps them;
     /// when it dies, the next one does.
     pub(super) fn drain_pools(&mut self) {
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         if !change.epochs.may_grant() {
             return;
         }
@@ -160,9 +160,7 @@ impl Core {
             }
         }
         let had = change.drains;
-        if let Some(change) = &mut self.change {
-            change.drains = !wanted.is_empty();
-        }
+        self.change.drains = !wanted.is_empty();
         if wanted.is_empty() && !had {
             return;
         }
@@ -196,7 +194,7 @@ impl Core {
     /// Takes in sites that are not in the plan and say that they want to be.
     pub(super) fn take_in(&mut self) {
         let now = Moment::now();
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         let first = change.epochs.record().members.keys().next() == Some(&self.me);
         if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
             return;
@@ -250,7 +248,7 @@ impl Core {
 
     /// Begins an epoch with another plan. Nothing else is planned, and the site may grant.
     fn change_plan(&mut self, plan: Plan, reply: Option<Responder>) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         if plan == self.plan {
             if let Some(reply) = reply {
                 self.respond(reply, Ok(Answer::Done));
@@ -264,7 +262,7 @@ impl Core {
 
     /// Answers whoever waits for a change of the plan that has come true.
     pub(super) fn answer_plan(&mut self) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         if let Some((_, Some(reply), _)) = change.planned.take_if(|it| it.0 == record.plan) {
             self.respond(reply, Ok(Answer::Done));
@@ -272,7 +270,7 @@ impl Core {
     }
 
     pub(super) fn give_up_plan(&mut self, now: Moment) {
-        let Some(change) = &mut self.change else { return };
+        let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         if let Some((_, reply, _)) = change.planned.take_if(|it| it.2 <= now) {
             let text = "no majority of the sites could be asked in time; look again whether the \

@@ -167,14 +167,11 @@ impl Core {
                 return Err(api::Error::unknown_pool(name));
             };
             let pool_state = &self.pools[pool];
-            let open = self.engines.get(pool_state.engine).is_none_or(|running| running.open);
-            if !open || pool_state.closed {
+            if pool_state.closed {
                 let text = format!("pool `{name}` is being changed; try again");
                 return Err(api::Error::new(Code::InUse, text));
             }
-            let drain = hold == Hold::Drain;
-            let limit = if drain { pool_state.config.units } else { pool_state.limit };
-            if units > limit || !drain && pool_state.lacks(units) {
+            if pool_state.refuses(units) {
                 return Err(api::Error::new(Code::Infeasible, pool_state.refusal(units)));
             }
             want.push((pool, units));
@@ -332,19 +329,6 @@ impl Core {
             request.code = Some(code);
         }
         self.end(key, State::Failed, cause);
-    }
-
-    /// Ends what waits for more units of a pool than there will be.
-    pub(super) fn refuse_waiting(&mut self, place: usize) {
-        let pool = &self.pools[place];
-        let short = pool.waiting.iter().filter_map(|&(_, key)| {
-            let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
-            let units = request.want.iter().find(|it| it.0 == place)?.1;
-            pool.refuses(units).then(|| (key, pool.refusal(units)))
-        });
-        for (key, cause) in short.collect::<Vec<_>>() {
-            self.refuse(key, Code::Infeasible, cause);
-        }
     }
 
     /// Ends a request, whatever it has or waits for.

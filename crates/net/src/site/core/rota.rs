@@ -212,14 +212,6 @@ impl Core {
         (0..).map(SiteId).zip(self.members.iter().map(ToString::to_string)).collect()
     }
 
-    /// Where all sites are one process, it begins once.
-    pub(super) fn begin_rota(&mut self, config: &RotaConfig) {
-        let names = self.site_numbers();
-        let alive = names.iter().map(|it| (it.0, 1)).collect();
-        let rota = Rota::new(config.clone(), self.me, &names, &alive, 0);
-        self.rota = Some(Rota { from: Some(Moment::now()), ..rota });
-    }
-
     /// Before the first epoch: nobody is there.
     pub(super) fn expect_rota(&mut self, config: &RotaConfig) {
         let names = self.site_numbers();
@@ -253,7 +245,7 @@ impl Core {
     /// All members have installed it. Nobody was told that a lease is longer than a site's right to
     /// grant, so all that was granted is over when that of a site that died at this moment is.
     pub(super) fn resume_rota(&mut self) {
-        let Some(change) = &self.change else { return };
+        let change = &self.change;
         let (epoch, wait) = (change.record().epoch, change.quarantine());
         let Some(rota) = self.rota.as_mut().filter(|it| it.from.is_none()) else { return };
         // In the first epoch of a cluster nothing was granted before.

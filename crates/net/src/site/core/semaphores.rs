@@ -8,21 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::epoch::{Book, Record, Standing, Survey, Tally};
-use kofm_core::{Cluster, Demand, Kind, PoolId, Rejection, Service, Stamp, Units};
+use kofm_core::{Demand, Kind, PoolId, Rejection, Service, Stamp};
 use tracing::error;
 
-use super::{Core, MAX_QUEUED, Responder, Running, SETTLE, TRY, Timer, Todo, millis};
+use super::{Core, MAX_QUEUED, Responder, SETTLE, TRY, Timer, Todo, millis};
 use crate::api::{self, Answer, Code, Head, SemaphoreShare, Taken};
 use crate::boottime::Moment;
-use crate::config::{MAX_SEMAPHORES, SemaphoreConfig};
-use crate::engine::{self, Move};
+use crate::config::SemaphoreConfig;
+use crate::engine::Move;
 use crate::fast::FastAnswer;
-use crate::names::Names;
 use crate::plan::{Plan, kinds};
 use crate::site::tallies::Tallies;
-
-/// Engines that a site has over its life: they have numbers of 16 bits between sites.
-const MAX_ENGINES: usize = 60_000;
 
 pub(crate) struct Semaphore {
     pub(crate) name: Arc<str>,
@@ -97,85 +93,6 @@ impl Core {
         self.engines[engine].kind.profile().serves == Service::Semaphore
     }
 
-    pub(super) fn add_semaphores(
-        &mut self,
-        kind: Kind,
-        list: Vec<(String, SemaphoreConfig)>,
-        open: bool,
-    ) {
-        let number = self.engines.len();
-        let sites = u16::try_from(self.members.len()).unwrap_or(u16::MAX);
-        let values: Vec<Units> = list.iter().map(|(_, it)| Units(it.value)).collect();
-        let said = (0..).map(PoolId).zip(&list);
-        let said = said.filter_map(|(id, (_, it))| Some((id, it.arbitration.clone()?)));
-        let arbitration = said.collect();
-        let cluster = Cluster { pools: values, arbitration, ..Cluster::new(sites, 1) };
-        let engine =
-            engine::start(kind, self.me, &cluster, false).expect("checked by the configuration");
-        let first = self.semaphores.len();
-        let count = list.len();
-        for (id, (name, config)) in (0..).map(PoolId).zip(list) {
-            let name: Arc<str> = name.into();
-            self.semaphore_by_name.insert(Arc::clone(&name), self.semaphores.len());
-            self.semaphores.push(Semaphore::new(name, config, number, id));
-        }
-        let names = Names::new(self.me, sites, Vec::new());
-        let pools = (first..first + count).collect();
-        self.engines.push(Running::new(kind, engine, names, pools, open));
-        self.set_alarm(number);
-    }
-
-    /// Adds a semaphore while the site runs; it is opened when all sites have it. One of the same
-    /// name, which was closed, gives way.
-    pub(super) fn add_semaphore(
-        &mut self,
-        name: String,
-        config: SemaphoreConfig,
-    ) -> Result<(), api::Error> {
-        let old = self.semaphore_by_name.get(name.as_str()).copied();
-        let full = old.is_none() && self.semaphore_by_name.len() >= MAX_SEMAPHORES;
-        if full || self.engines.len() >= MAX_ENGINES {
-            let text = format!("{MAX_SEMAPHORES} semaphores, or {MAX_ENGINES} changes, are enough");
-            return Err(api::Error::new(Code::TooMany, text));
-        }
-        if let Some(old) = old {
-            self.semaphores[old].gone = true;
-        }
-        self.add_semaphores(config.protocol, vec![(name, config)], false);
-        Ok(())
-    }
-
-    pub(super) fn open_semaphore(&mut self, name: &str, new: bool) {
-        let Some(&semaphore) = self.semaphore_by_name.get(name) else { return };
-        let Semaphore { engine, ref config, .. } = self.semaphores[semaphore];
-        let cause = Some(format!("{name} begins with {}", config.value).into());
-        self.engines[engine].open = true;
-        if new {
-            let happening = self.happening("semaphore", None);
-            self.record(api::Happening { cause, ..happening });
-        }
-    }
-
-    /// A semaphore that was made with the site shares its engine; then all of them are closed for
-    /// the moment that it takes.
-    pub(super) fn close_semaphore(&mut self, name: &str) -> u64 {
-        let Some(&semaphore) = self.semaphore_by_name.get(name) else { return 0 };
-        let Semaphore { engine, ref waiting, .. } = self.semaphores[semaphore];
-        self.engines[engine].open = false;
-        waiting.len() as u64
-    }
-
-    /// Takes a semaphore off the list; says whether it was there. Whoever waits is told.
-    pub(super) fn remove_semaphore(&mut self, name: &str) -> bool {
-        let Some(semaphore) = self.semaphore_by_name.remove(name) else { return false };
-        self.semaphores[semaphore].gone = true;
-        let waiting: Vec<u64> = self.semaphores[semaphore].waiting.iter().map(|it| it.1).collect();
-        for key in waiting {
-            self.fail(key, unknown(name));
-        }
-        true
-    }
-
     /// P.
     pub(super) fn take(
         &mut self,
@@ -246,10 +163,6 @@ impl Core {
     /// The semaphore of that name, where it can be used.
     fn open_one(&self, name: &str) -> Result<usize, api::Error> {
         let &semaphore = self.semaphore_by_name.get(name).ok_or_else(|| unknown(name))?;
-        if self.engines.get(self.semaphores[semaphore].engine).is_some_and(|it| !it.open) {
-            let text = format!("semaphore `{name}` is being made; try again");
-            return Err(api::Error::new(Code::InUse, text));
-        }
         if self.tallies.as_ref().is_some_and(Tallies::has_failed) {
             let text = "this site's disk does not take what is done with semaphores; ask another";
             return Err(api::Error::new(Code::Unreachable, text));
@@ -557,8 +470,7 @@ impl Core {
 
     /// Sites that may have taken more than is known.
     fn unsure(&self, engine: usize) -> Vec<String> {
-        let record = self.change.as_ref().map(super::epochs::Change::record);
-        let survey = record.and_then(|record| record.surveys.get(engine));
+        let survey = self.change.record().surveys.get(engine);
         let counts = survey.and_then(|survey| survey.counts.as_ref());
         let unsure = counts.into_iter().flat_map(|counts| counts.unsure.iter());
         unsure.map(|site| self.site_name(site)).collect()
