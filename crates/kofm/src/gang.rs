@@ -292,7 +292,7 @@ impl Run {
         while crew.works() {
             tokio::select! {
                 () = crew.next() => {}
-                number = signals.next() => crew.say(&format!("signal {number}")).await,
+                word = signals.word() => crew.say(&word).await,
                 () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
                     let mut pause = (ttl / 20).max(Duration::from_millis(20));
@@ -439,7 +439,7 @@ impl Run {
                         None => end,
                     });
                 }
-                number = signals.next() => guard.say(&format!("signal {number}")).await,
+                word = signals.word() => guard.say(&word).await,
                 () = sleep_until(next), if lost.is_none() => {
                     let sent = Moment::now();
                     let mut pause = (ttl / 20).max(Duration::from_millis(20));

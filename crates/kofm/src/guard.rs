@@ -97,7 +97,7 @@ fn survive_signals() -> io::Result<()> {
         SignalKind::quit(),
     ];
     // What is ignored already stays so for the command, as without kofm.
-    kinds.retain(|kind| !ignored(*kind));
+    kinds.retain(|kind| !ignored(kind.as_raw_value()));
     for kind in kinds {
         // The handler stays after what would listen to it is dropped.
         drop(signal(kind)?);
@@ -106,11 +106,11 @@ fn survive_signals() -> io::Result<()> {
 }
 
 /// Whether this process was started with a signal ignored.
-fn ignored(kind: SignalKind) -> bool {
+pub(crate) fn ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask & 1 << (kind.as_raw_value() - 1) != 0
+    mask & 1 << (signal - 1) != 0
 }
 
 /// The first deadline: without one the command is not started.
@@ -212,8 +212,8 @@ impl Watch {
         }
     }
 
-    /// Ctrl-C goes to the group in the foreground, so the command has it when the wrapper has it.
-    /// In the background an interrupt comes from somebody who sent it to the wrapper alone.
+    /// Ctrl-C goes to the group in the foreground, so the command has it when the wrapper has it,
+    /// unless it leads a group of its own.
     fn told_by_terminal(&self) -> bool {
         let Ok(front) = tcgetpgrp(rustix::stdio::stdin()) else { return false };
         let inside = |pid| getpgid(pid).is_ok_and(|group| group == front);
@@ -310,10 +310,12 @@ impl Watch {
             return;
         }
         match word.split_once(' ') {
-            Some(("signal", number)) => {
+            Some(("signal", rest)) => {
+                let (number, origin) = rest.split_once(' ').unwrap_or((rest, ""));
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
-                let told = |it: Signal| it == Signal::INT && self.told_by_terminal();
-                if let Some(signal) = signal.filter(|&it| !told(it)) {
+                if let Some(signal) = signal
+                    && !(signal == Signal::INT && origin == "typed" && self.told_by_terminal())
+                {
                     self.signal(signal);
                 }
             }

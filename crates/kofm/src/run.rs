@@ -25,16 +25,20 @@ use kofm_net::Moment;
 use kofm_net::api::{Code, Lease, Want};
 use kofm_net::client::{Client, ClientError};
 use rustix::process::{Pid, getpid, set_child_subreaper};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Origin;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::acquire::{Demand, acquire};
 use crate::ask::Server;
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
-use crate::guard::{self, children, kill_orphans};
+use crate::guard::{self, children, ignored, kill_orphans};
 use crate::output::tell;
 
 /// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
@@ -119,7 +123,7 @@ impl Run {
         loop {
             tokio::select! {
                 word = guard.word() => return Ok(guard.ended(word, &[])),
-                number = signals.next() => guard.say(&format!("signal {number}")).await,
+                word = signals.word() => guard.say(&word).await,
                 () = sleep_until(next), if !lost => {
                     let sent = Moment::now();
                     // A site that does not answer must not keep us from trying again.
@@ -295,28 +299,42 @@ impl GuardLink {
 }
 
 /// Signals that are the command's.
-pub(crate) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
+pub(crate) struct Signals(mpsc::Receiver<Origin>);
 
 impl Signals {
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
+        // What is ignored stays so, as after `nohup`.
+        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|it| !ignored(*it));
+        let mut signals = SignalsInfo::<WithOrigin>::new(heard)?;
+        let (sender, receiver) = mpsc::channel(16);
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for origin in signals.forever() {
+                if sender.blocking_send(origin).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self(receiver))
     }
 
     pub(crate) async fn next(&mut self) -> i32 {
-        let kind = tokio::select! {
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-            _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.hangup.recv() => SignalKind::hangup(),
-        };
-        kind.as_raw_value()
+        self.receive().await.signal
+    }
+
+    /// The next one, as the guard is told of it.
+    pub(crate) async fn word(&mut self) -> String {
+        let origin = self.receive().await;
+        // Those of a terminal come from the kernel.
+        let sent = if origin.process.is_some() { "sent" } else { "typed" };
+        format!("signal {} {sent}", origin.signal)
+    }
+
+    async fn receive(&mut self) -> Origin {
+        match self.0.recv().await {
+            Some(origin) => origin,
+            // The thread lives as long as this.
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -271,3 +271,40 @@ fn an_interrupt_reaches_a_command_in_the_background() {
     cluster.all_free("gpu");
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// On a terminal, in the foreground: what is typed reaches the command without kofm, what is sent
+/// to kofm does not.
+#[test]
+fn an_interrupt_reaches_a_command_in_the_foreground_once() {
+    let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
+    let dir = temp_dir();
+    std::fs::write(
+        dir.join("command"),
+        "n=0; trap 'n=$((n+1)); echo $n > count' INT; trap 'exit $n' TERM; touch started; \
+         while :; do sleep 0.05; done",
+    )
+    .unwrap();
+    let mut script = Command::new("script");
+    let job = format!("echo $$ > wrapper; exec {KOFM} run gpu -- sh command");
+    script.args(["-qec", &job, "/dev/null"]).current_dir(&dir).stdin(Stdio::piped());
+    script.env("KOFM_ADDR", &cluster.http[0]).env("SHELL", "/bin/sh").stdout(Stdio::null());
+    let mut script = script.spawn().unwrap();
+    until("the command runs", || dir.join("started").exists());
+    let wrapper = std::fs::read_to_string(dir.join("wrapper")).unwrap();
+    let send = |name: &str| {
+        let sent = Command::new("kill").args([&format!("-{name}"), wrapper.trim()]).status();
+        assert!(sent.unwrap().success());
+    };
+    let counted = |times: &str| {
+        let count = || std::fs::read_to_string(dir.join("count")).unwrap_or_default();
+        until("it is interrupted", || count().trim() == times);
+    };
+    std::io::Write::write_all(script.stdin.as_mut().unwrap(), b"\x03").unwrap();
+    counted("1");
+    send("INT");
+    counted("2");
+    send("TERM");
+    assert_eq!(exit_code(&mut script), 2);
+    cluster.all_free("gpu");
+    std::fs::remove_dir_all(dir).unwrap();
+}
