@@ -50,7 +50,7 @@ pub(crate) struct CheckConfig {
 
 impl CheckConfig {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let config = read(&self.config)?;
+        let (config, _) = read(&self.config)?;
         access(config.token_file.as_deref())?;
         say_line(&format!(
             "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
@@ -86,17 +86,18 @@ impl CheckConfig {
     }
 }
 
-fn read(path: &PathBuf) -> Result<Config, Exit> {
+fn read(path: &PathBuf) -> Result<(Config, String), Exit> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Exit::new(CONFIG, format!("{}: {error}", path.display())))?;
-    Config::parse(&text).map_err(|mistakes| {
+    let config = Config::parse(&text).map_err(|mistakes| {
         let lines: Vec<String> = mistakes
             .0
             .iter()
             .map(|mistake| format!("{}:{}: {}", path.display(), mistake.line, mistake.text))
             .collect();
         Exit::new(CONFIG, lines.join("\nkofm: "))
-    })
+    })?;
+    Ok((config, text))
 }
 
 /// Who may use the API, by the file that says so.
@@ -108,13 +109,13 @@ pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
 
 impl Serve {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let config = read(&self.config)?;
+        let (config, text) = read(&self.config)?;
         self.log.start("info");
         allow_many_files();
-        runtime()?.block_on(self.serve(config))
+        runtime()?.block_on(self.serve(config, text))
     }
 
-    async fn serve(self, config: Config) -> Result<(), Exit> {
+    async fn serve(self, config: Config, text: String) -> Result<(), Exit> {
         let system = |text: String| Exit::new(SYSTEM, text);
         let http = match &config.http {
             Some(address) => Some(
@@ -125,7 +126,8 @@ impl Serve {
             None => None,
         };
         let access = access(config.token_file.as_deref())?;
-        let (socket, file) = (config.socket.clone(), config.clone());
+        let socket = config.socket.clone();
+        let file = File::new(self.config.clone(), config.clone(), text);
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
@@ -143,7 +145,7 @@ impl Serve {
             });
         }
         notify("READY=1");
-        tokio::spawn(reload(self.config.clone(), file, site.clone()));
+        tokio::spawn(file.watch(site.clone()));
         tokio::select! {
             stopped = stop_signal() => stopped?,
             () = site.ended() => return Err(system("the site has ended by itself".into())),
@@ -159,29 +161,79 @@ impl Serve {
     }
 }
 
-/// On SIGHUP the file is read again. What it changes of pools, semaphores and gangs is changed in
-/// the whole cluster; what needs a restart is named.
-async fn reload(path: PathBuf, mut running: Config, site: Site) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
-    while hangup.recv().await.is_some() {
-        notify("RELOADING=1");
-        match read(&path) {
-            Ok(config) if config == running => info!("the configuration is unchanged"),
-            Ok(config) => {
-                for (what, done) in site.reload(&mut running, &config).await {
-                    match done {
-                        Ok(()) => info!(%what, "changed"),
-                        Err(error) => error!(%what, "not changed: {error}"),
-                    }
+/// The configuration file of a running site.
+struct File {
+    path: PathBuf,
+    /// What it says.
+    config: Config,
+    text: String,
+    /// What of it has been brought about.
+    running: Config,
+    /// Where the last text stands of which everything has been.
+    applied: Option<PathBuf>,
+}
+
+impl File {
+    /// A file that may have been changed since the last life of the site read it.
+    fn new(path: PathBuf, config: Config, text: String) -> Self {
+        let applied = config.state_dir.as_ref().map(|dir| dir.join("applied.toml"));
+        let last = applied.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let mut running = config.clone();
+        if let Some(last) = last.and_then(|text| Config::parse(&text).ok()) {
+            running.pools = last.pools;
+            running.semaphores = last.semaphores;
+            running.gangs = last.gangs;
+        }
+        Self { path, config, text, running, applied }
+    }
+
+    /// Brings about what was changed before the start, and with every SIGHUP what was since.
+    async fn watch(mut self, site: Site) {
+        let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+        site.ready().await;
+        self.apply(&site).await;
+        while hangup.recv().await.is_some() {
+            notify("RELOADING=1");
+            match read(&self.path) {
+                Ok((config, _)) if config == self.running => {
+                    info!("the configuration is unchanged");
                 }
-                let fixed = config.differs_in(&running);
-                if !fixed.is_empty() {
-                    warn!("changed as well: {}; restart this site for that", fixed.join(", "));
+                Ok((config, text)) => {
+                    (self.config, self.text) = (config, text);
+                    self.apply(&site).await;
+                }
+                Err(exit) => {
+                    error!("the configuration is wrong, the old one stays: {}", exit.message);
                 }
             }
-            Err(exit) => error!("the configuration is wrong, the old one stays: {}", exit.message),
+            notify("READY=1");
         }
-        notify("READY=1");
+    }
+
+    /// Changes pools, semaphores and gangs in the whole cluster; what needs a restart is named.
+    async fn apply(&mut self, site: &Site) {
+        let mut all = true;
+        for (what, done) in site.reload(&mut self.running, &self.config).await {
+            match done {
+                Ok(()) => info!(%what, "changed"),
+                Err(error) => {
+                    error!(%what, "not changed: {error}");
+                    all = false;
+                }
+            }
+        }
+        let fixed = self.config.differs_in(&self.running);
+        if !fixed.is_empty() {
+            warn!("changed as well: {}; restart this site for that", fixed.join(", "));
+        }
+        // Otherwise the rest is tried again at the next start.
+        if let Some(path) = self.applied.as_ref().filter(|_| all) {
+            let fresh = path.with_extension("new");
+            let written = std::fs::write(&fresh, &self.text);
+            if let Err(error) = written.and_then(|()| std::fs::rename(&fresh, path)) {
+                warn!(path = %path.display(), %error, "cannot keep what the file says now");
+            }
+        }
     }
 }
 

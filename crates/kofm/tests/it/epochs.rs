@@ -180,6 +180,33 @@ fn a_file_that_has_changed_changes_the_cluster() {
     });
 }
 
+/// As with SIGHUP: what the file changes is changed, and what was changed by command stays.
+#[test]
+fn a_file_that_was_changed_while_its_site_was_down_changes_the_cluster() {
+    for sites in [1, 2] {
+        let first = "[pools]\ngpu = 2\nold = 1\n";
+        let mut cluster = Cluster::start(sites, first);
+        cluster.members(0, sites);
+        assert!(cluster.run(0, &["pool", "set", "gpu", "--units", "4"]).status.success());
+        let text = fs::read_to_string(&cluster.configs[0]).unwrap();
+        fs::write(&cluster.configs[0], text.replace(first, "[pools]\ngpu = 2\nfresh = 3\n"))
+            .unwrap();
+        for _ in 0..2 {
+            cluster.kill(0);
+            cluster.restart(0);
+            let units = || {
+                let list = cluster.run(0, &["pool", "ls", "--json"]);
+                let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
+                let list = list.as_array().cloned().unwrap_or_default();
+                let units = |it: &Value| (it["name"].to_string(), it["units"].as_u64());
+                list.iter().map(units).collect::<Vec<_>>()
+            };
+            let expected = [("\"fresh\"".into(), Some(3)), ("\"gpu\"".into(), Some(4))];
+            until("the pools are as the file says", || units() == expected);
+        }
+    }
+}
+
 #[test]
 fn a_clean_stop_keeps_leases() {
     let mut cluster = Cluster::start(3, "[pools]\ngpu = 2\n");

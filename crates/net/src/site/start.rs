@@ -97,8 +97,8 @@ impl Site {
         Ok(list)
     }
 
-    /// Waits until the site is in its first epoch.
-    async fn ready(&self) {
+    /// Waits until the site may grant.
+    pub async fn ready(&self) {
         self.0.view.subscribe().wait_for(|view| view.granting).await.ok();
     }
 
