@@ -22,7 +22,7 @@ const LOOKS: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
 impl Site {
-    /// All pools by name, counted over all sites; for sites that do not answer, what they last said.
+    /// All pools by name, counted over all sites; for those that do not answer, as they last said.
     pub async fn pools(&self) -> Result<(Vec<api::Pool>, Vec<String>), api::Error> {
         let (reply, answer) = oneshot::channel();
         self.command(Command::Pools(reply));
