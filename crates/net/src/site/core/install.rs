@@ -144,9 +144,12 @@ impl Core {
         let text = format!("epoch {}: {}", record.epoch, members.join(", "));
         info!("{text}");
         self.metrics.epoch_changes += 1;
-        let happening = self.happening("epoch", None);
-        self.record(api::Happening { cause: Some(text.into()), ..happening });
-        self.tell_quarantine(&before, &record.members);
+        // One site says so for all.
+        if record.members.keys().next() == Some(&self.me) {
+            let happening = self.happening("epoch", None);
+            self.record(api::Happening { cause: Some(text.into()), ..happening });
+            self.tell_quarantine(&before);
+        }
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {

@@ -217,11 +217,8 @@ impl Core {
         }
     }
 
-    /// Says which units were quarantined or returned since the last plan. One site does.
-    pub(super) fn tell_quarantine(&mut self, old: &Plan, members: &BTreeMap<SiteId, u64>) {
-        if members.keys().next() != Some(&self.me) {
-            return;
-        }
+    /// Says which units were quarantined or returned since the last plan.
+    pub(super) fn tell_quarantine(&mut self, old: &Plan) {
         let mut told = Vec::new();
         for (name, pool) in &self.plan.pools {
             // What was so when this site began is no news.
