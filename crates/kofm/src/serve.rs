@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kofm_net::config::Config;
+use kofm_net::http::bind_unix;
 use kofm_net::{Access, Site};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -126,7 +127,14 @@ impl Serve {
             None => None,
         };
         let access = access(config.token_file.as_deref())?;
-        let socket = config.socket.clone();
+        let socket = match &config.socket {
+            Some(path) => {
+                let bound = bind_unix(path);
+                let why = |error| system(format!("cannot listen on {}: {error}", path.display()));
+                Some(bound.map_err(why)?)
+            }
+            None => None,
+        };
         let file = File::new(self.config.clone(), config.clone(), text);
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
@@ -136,13 +144,8 @@ impl Serve {
             drop(try_say(&line));
             tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
-        if let Some(path) = socket {
-            let site = site.clone();
-            tokio::spawn(async move {
-                if let Err(error) = kofm_net::http::serve_unix(site, &path, access).await {
-                    error!(path = %path.display(), %error, "no Unix socket");
-                }
-            });
+        if let Some(listener) = socket {
+            tokio::spawn(kofm_net::http::serve_unix(site.clone(), listener, access));
         }
         notify("READY=1");
         tokio::spawn(file.watch(site.clone()));

@@ -34,7 +34,7 @@ use tracing::debug;
 
 pub(crate) use self::listen::keep_alive;
 use self::listen::{HEADERS_IN, Slot};
-pub use self::listen::{serve, serve_unix};
+pub use self::listen::{bind_unix, serve, serve_unix};
 use crate::access::Access;
 use crate::api::{
     AddSpec, Code, Error, PutPool, PutQuarantine, PutSemaphore, State, Submit, TakeSpec,

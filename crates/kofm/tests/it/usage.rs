@@ -106,3 +106,29 @@ fn a_refusal_is_told_in_words() {
     site.wait().unwrap();
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// A socket that a dead site left is replaced; anything else at its place is left alone.
+#[test]
+fn a_unix_socket_takes_nothing_away() {
+    let dir = temp_dir();
+    let (socket, config) = (dir.join("sock"), dir.join("site.toml"));
+    let text = format!(
+        "site = \"a\"\nhttp = \"127.0.0.1:0\"\nsocket = \"{}\"\n[pools]\ngpu = 1\n",
+        socket.display()
+    );
+    std::fs::write(&config, text).unwrap();
+    std::fs::write(&socket, "mine").unwrap();
+    let output = kofm(&["serve", "--config", config.to_str().unwrap()]);
+    refused(&output, 71, "cannot listen on");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
+    std::fs::remove_file(&socket).unwrap();
+    for _ in 0..2 {
+        let (mut site, _) = serve(&config);
+        let addr = format!("unix:{}", socket.display());
+        let output = kofm(&["run", "gpu", "--addr", &addr, "--", "true"]);
+        site.kill().unwrap();
+        site.wait().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    std::fs::remove_dir_all(dir).unwrap();
+}

@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,18 +48,20 @@ pub async fn serve(site: Site, listener: TcpListener, access: Access) {
     }
 }
 
-/// Answers clients on a Unix socket. As with TCP, whoever can reach it may connect: its directory
-/// says who can.
-pub async fn serve_unix(site: Site, path: &Path, access: Access) -> io::Result<()> {
-    // A socket that a dead process left behind would be in the way.
-    if std::os::unix::net::UnixStream::connect(path).is_err() {
-        let removed = std::fs::remove_file(path);
-        removed.or_else(|error| {
-            if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-        })?;
+/// Makes a Unix socket. As with TCP, whoever can reach it may connect: its directory says who can.
+pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    // A socket that a dead process left behind would be in the way; nothing else is taken away.
+    let is_socket = path.symlink_metadata().is_ok_and(|it| it.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Answers clients on a Unix socket until the listener fails.
+pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
     let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         match listener.accept().await {

@@ -257,7 +257,10 @@ impl Core {
             return self.respond(reply, Err(unknown_request("?")));
         };
         if told != Told::News && request.once && request.state == State::Failed {
-            let text = "the units are not free; leave out `wait` to queue for them";
+            let text = match self.obstacle() {
+                Some(why) => format!("not now: {why}"),
+                None => "the units are not free; leave out `wait` to queue for them".to_owned(),
+            };
             return self.respond(reply, Err(api::Error::new(Code::Busy, text)));
         }
         if told != Told::News && request.state == State::Failed {
