@@ -91,9 +91,14 @@ pub(crate) fn show_blocker(blocker: &api::Blocker) -> String {
     let reason = blocker.reason.as_ref().map_or(String::new(), |text| format!(" ({text})"));
     match blocker.state.as_str() {
         "held" => {
-            let ends = blocker
-                .expires_in_ms
-                .map_or(String::new(), |ms| format!(", renewed or over in {}", show_ms(ms)));
+            let ends = match (blocker.expires_in_ms, &blocker.lease) {
+                // Kept for a person to look at, by `on_expiry` of its pool.
+                (Some(0), Some(lease)) if owner != "kofm" => {
+                    format!(", over; `kofm release {lease}` gives it back")
+                }
+                (Some(0) | None, _) => String::new(),
+                (Some(ms), _) => format!(", renewed or over in {}", show_ms(ms)),
+            };
             format!("{owner}{reason} holds {units} of {pool} at {}{ends}", blocker.site)
         }
         "queued" => format!("{owner}{reason} wants {units} of {pool} at {}, earlier", blocker.site),
