@@ -76,11 +76,7 @@ pub struct Config {
 impl Config {
     /// Whether pools of so many units together are too many, and what is wrong then.
     pub(crate) fn check_sum(&self, units: u64) -> Result<(), String> {
-        let most = match self.etcd.is_empty() {
-            true if self.members.len() == 1 => return Ok(()),
-            true => MAX_ALL_UNITS,
-            false => MAX_ALL_UNITS_ETCD,
-        };
+        let most = if self.etcd.is_empty() { MAX_ALL_UNITS } else { MAX_ALL_UNITS_ETCD };
         if units <= most {
             return Ok(());
         }
@@ -423,7 +419,7 @@ mod tests {
         let two = "[members]\na = \"h:1\"\nb = \"h:2\"";
         let etcd = "etcd = [\"http://h:2379\"]\n[members]\na = \"h:1\"";
         for (pools, rest, good) in
-            [(9, "", true), (2, two, true), (3, two, false), (1, etcd, false)]
+            [(2, "", true), (3, "", false), (3, two, false), (1, etcd, false)]
         {
             let parsed = Config::parse(&text(pools, rest));
             assert_eq!(parsed.is_ok(), good, "{pools} {rest}: {parsed:?}");

@@ -104,6 +104,20 @@ impl PlannedPool {
         }
     }
 
+    /// What people have asked for.
+    pub(crate) fn wanted(&self) -> Option<PoolConfig> {
+        self.config().map(|config| PoolConfig { units: self.target, ..config })
+    }
+
+    /// Whether it would be gone or another pool then, for which nobody may use it. Fewer units, or
+    /// more of them, make it none.
+    pub(crate) fn moves_to(&self, new: Option<&Self>) -> bool {
+        new.is_none_or(|new| {
+            let renamed = self.names.is_empty() || !new.names.starts_with(&self.names);
+            self.protocol != new.protocol || (!new.names.is_empty() && renamed)
+        })
+    }
+
     /// The most that a demand may name.
     pub(crate) fn usable(&self) -> u32 {
         self.target.saturating_sub(u32::try_from(self.out.len()).unwrap_or(u32::MAX))

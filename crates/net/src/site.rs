@@ -30,7 +30,7 @@ mod start;
 mod tallies;
 mod views;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -84,6 +84,7 @@ struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.mesh.stop();
         self.desk.close();
     }
 }
@@ -174,6 +175,8 @@ impl Site {
         let call = Call::Ahead { want: request.want.clone(), claim };
         let mut answers = self.ask_all(&call).await;
         answers.push((self.0.config.me(), self.call(call).await?));
+        // Pools that have enough are in nobody's way.
+        let short: BTreeSet<String> = request.blocked_by.iter().map(|it| it.pool.clone()).collect();
         for (peer, answer) in answers {
             let Answer::Ahead { list, older } = answer else { continue };
             let name = self.name_of(peer);
@@ -186,8 +189,13 @@ impl Site {
                 request.blocked_by.into_iter().partition(|it| it.site == name);
             request.blocked_by = rest;
             // What the site itself says is more than what the protocol knows of it.
-            let known = name == request.site || theirs.is_empty() || list.is_empty();
-            request.blocked_by.extend(if known { theirs } else { list });
+            let known = name == request.site || list.is_empty();
+            if known {
+                request.blocked_by.extend(theirs);
+            } else {
+                let concerns = |it: &api::Blocker| short.is_empty() || short.contains(&it.pool);
+                request.blocked_by.extend(list.into_iter().filter(concerns));
+            }
         }
         request.blocked_by.sort_by_key(|it| it.state != "held");
         Ok(request)
@@ -295,7 +303,7 @@ impl Site {
             incarnation: Some(view.incarnation.max(self.0.incarnation)),
             epoch,
             member: member(config.me()),
-            lease_ms: (!view.whole).then(|| view.leased.as_ref().map_or(0, left)),
+            lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, left)),
             quarantine_ms: quarantine(config.me()),
             trouble: view.trouble.clone(),
             unacknowledged: 0,

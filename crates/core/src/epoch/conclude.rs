@@ -281,9 +281,9 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
     survey.idle.retain(|unit, site| granted(unit) && !cluster.absent.contains(*site));
     survey.withheld_units.retain(exists);
     survey.withheld.retain(|&pool, _| units_of(pool).is_some());
-    let named: BTreeSet<PoolId> = survey.withheld_units.iter().map(|unit| unit.pool).collect();
-    for pool in named {
-        let count = survey.withheld_units.iter().filter(|unit| unit.pool == pool).count();
-        survey.withheld.insert(pool, Units(u32::try_from(count).unwrap_or(u32::MAX)));
+    let mut named: BTreeMap<PoolId, u32> = BTreeMap::new();
+    for unit in &survey.withheld_units {
+        *named.entry(unit.pool).or_default() += 1;
     }
+    survey.withheld.extend(named.into_iter().map(|(pool, count)| (pool, Units(count))));
 }

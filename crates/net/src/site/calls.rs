@@ -200,7 +200,8 @@ impl Site {
     /// All other sites: those of the epoch's plan, or of the configuration before there is one.
     pub(super) fn peers(&self) -> impl Iterator<Item = SiteId> + use<> {
         let me = self.0.config.me();
-        let planned: Vec<SiteId> = self.0.view.borrow().plan.sites.keys().copied().collect();
+        let planned = self.0.view.borrow().plan().map(|plan| plan.sites.keys().copied().collect());
+        let planned: Vec<SiteId> = planned.unwrap_or_default();
         let config = &self.0.config;
         let list: Vec<SiteId> = if planned.is_empty() {
             config.members.keys().filter_map(|name| config.number_of(name)).collect()
@@ -211,7 +212,8 @@ impl Site {
     }
 
     pub(super) fn name_of(&self, site: SiteId) -> String {
-        let planned = self.0.view.borrow().plan.sites.get(&site).map(|it| it.0.clone());
+        let view = self.0.view.borrow();
+        let planned = view.plan().and_then(|plan| Some(plan.sites.get(&site)?.0.clone()));
         let config = &self.0.config;
         let names = || config.members.keys().find(|name| config.number_of(name) == Some(site));
         planned.or_else(|| names().cloned()).unwrap_or_default()

@@ -42,6 +42,7 @@ use crate::site::tallies::{self, Tallies};
 pub(crate) use self::epochs::{Change, Doors, Note, View};
 pub(crate) use self::gangs::total;
 pub(in crate::site) use self::plans::return_first;
+pub(in crate::site) use self::semaphores::unknown as unknown_semaphore;
 
 /// Requests that may wait at one site.
 pub(crate) const MAX_QUEUED: usize = 200_000;
@@ -82,7 +83,8 @@ pub(crate) struct Core {
     mesh: Arc<Mesh>,
     clock: Clock,
     pub(super) change: Change,
-    /// The configuration of the epoch that is installed.
+    /// The epoch that is installed, and its configuration.
+    installed: u64,
     plan: Plan,
     journal: Option<Journal>,
     /// Grants had to be on the disk, and it has failed: there are none in this life.
@@ -408,6 +410,7 @@ impl Core {
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
             change,
+            installed: 0,
             plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },
             journal,
             unkept: false,

@@ -239,7 +239,7 @@ impl Site {
 }
 
 fn unknown(name: &str) -> api::Error {
-    let text = format!("there is no gang `{name}`; GET /v1/gangs lists them");
+    let text = format!("there is no gang `{name}`; `kofm gang ls` lists them");
     api::Error::new(Code::UnknownGang, text)
 }
 

@@ -16,6 +16,8 @@ use kofm_core::epoch::{Book, Standing};
 use kofm_core::{Clock, Demand, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 
+use crate::api::OnExpiry;
+
 /// One lease, with everything that it takes to go on with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Saved {
@@ -31,6 +33,8 @@ pub(crate) struct Saved {
     pub expires: u64,
     pub since: u64,
     pub parts: Vec<SavedPart>,
+    /// It is over, and its units are kept back by the policy of their pool.
+    pub kept: Option<OnExpiry>,
 }
 
 /// One claim of it.
@@ -286,6 +290,7 @@ mod tests {
             epoch: 2,
             expires: 5,
             since: 4,
+            kept: None,
             parts: Vec::new(),
         }
     }

@@ -14,7 +14,7 @@ use super::input::{Command, PoolState};
 use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
-use crate::plan::PlannedPool;
+use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
 
 /// How often a unit is looked for before it is said to be lost, and how long it has meanwhile to
 /// get from one site to another. In a busy pool it may well be under way each time but one.
@@ -152,10 +152,8 @@ impl Site {
         let state = pools.iter().find(|pool| pool.name == name);
         let old = state.map(|pool| &pool.config);
         // Which units there are may change only while nobody has one; more may come any time.
-        let moves = old.is_some_and(|old| {
-            let renamed = old.names.is_empty() || !pool.names.starts_with(&old.names);
-            old.protocol != protocol || (!pool.names.is_empty() && renamed)
-        });
+        let planned = |pool| PlannedPool::new(PoolId(0), pool);
+        let moves = old.is_some_and(|old| planned(old).moves_to(Some(&planned(&pool))));
         if state.is_some_and(|it| it.config.protocol != protocol && !it.out.is_empty()) {
             return Err(api::Error::new(Code::InUse, return_first(name)));
         }
@@ -207,7 +205,8 @@ impl Site {
         let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
         if moves {
             let view = self.view();
-            let old = view.plan.pools.get(name).ok_or_else(|| api::Error::unknown_pool(name))?;
+            let old = view.plan().and_then(|plan| plan.pools.get(name));
+            let old = old.ok_or_else(|| api::Error::unknown_pool(name))?;
             let closed = PlannedPool { closed: true, ..old.clone() };
             self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(closed) }).await?;
             let call = Call::IsIdle(name.to_owned());
@@ -268,15 +267,23 @@ impl Site {
         to: &Config,
     ) -> Vec<(String, Result<(), api::Error>)> {
         let mut list = Vec::new();
+        let view = self.view();
+        let none = Plan::default();
+        // What another site's file has brought about already is not done again.
+        let plan = view.plan().unwrap_or(&none);
         for (name, pool) in changes(&running.pools, &to.pools) {
+            let now = plan.pools.get(&name).and_then(PlannedPool::wanted);
             let done = match pool.clone() {
+                pool if pool == now => Ok(()),
                 Some(pool) => self.set_pool(&name, pool).await,
                 None => gone(self.remove_pool(&name).await),
             };
             list.push(note("pool", name, pool, &mut running.pools, done));
         }
         for (name, semaphore) in changes(&running.semaphores, &to.semaphores) {
+            let now = plan.semaphores.get(&name).and_then(PlannedSemaphore::config);
             let done = match semaphore.clone() {
+                semaphore if semaphore == now => Ok(()),
                 Some(semaphore) => self.set_semaphore(&name, semaphore).await,
                 None => gone(self.remove_semaphore(&name).await),
             };
@@ -284,6 +291,7 @@ impl Site {
         }
         for (name, members) in changes(&running.gangs, &to.gangs) {
             let done = match members.clone().map(api::GangMembers) {
+                _ if members.as_ref() == plan.gangs.get(&name) => Ok(()),
                 Some(members) => self.put_gang(&name, api::PutGang { members }).await,
                 None => gone(self.remove_gang(&name).await),
             };

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use kofm_core::PoolId;
 
+use super::core::unknown_semaphore;
 use super::{Site, nonsense};
 use crate::api::{self, Answer, Call, Code, PutSemaphore, SemaphoreShare, TakeSpec, Taken};
 use crate::config::{DEFAULT_SEMAPHORE, SemaphoreConfig, check_name, semaphore_protocol_named};
@@ -42,10 +43,7 @@ impl Site {
     /// One semaphore.
     pub async fn semaphore(&self, name: &str) -> Result<api::Semaphore, api::Error> {
         let (list, _) = self.semaphores().await?;
-        list.into_iter().find(|it| it.name == name).ok_or_else(|| {
-            let text = format!("there is no semaphore `{name}`; GET /v1/semaphores lists them");
-            api::Error::new(Code::UnknownSemaphore, text)
-        })
+        list.into_iter().find(|it| it.name == name).ok_or_else(|| unknown_semaphore(name))
     }
 
     /// Makes a semaphore, or makes it anew with this value while nobody waits for it.

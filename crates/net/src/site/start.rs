@@ -1,6 +1,6 @@
 //! How a site starts: alone, as one of several, or all of them in one process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{self, Plan};
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
-use crate::store::{Beat, Pulse, Store};
+use crate::store::{Beat, Pulse, Record, Store};
 
 /// Why a site does not start. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ impl Site {
             None
         };
         let site = Self::start_on(config, listener, None)?;
-        if site.0.view.borrow().whole {
+        if site.0.view.borrow().sole {
             site.ready().await;
         }
         Ok(site)
@@ -97,9 +97,13 @@ impl Site {
         Ok(list)
     }
 
-    /// Waits until the site may grant.
+    /// Waits until the site may grant, or has ended.
     pub async fn ready(&self) {
-        self.0.view.subscribe().wait_for(|view| view.granting).await.ok();
+        let mut view = self.0.view.subscribe();
+        tokio::select! {
+            _ = view.wait_for(|view| view.granting) => {}
+            () = self.ended() => {}
+        }
     }
 
     /// `together`: what all sites of the cluster decide by, if they live and die in this process.
@@ -113,6 +117,8 @@ impl Site {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
         }
+        let units = config.pools.values().map(|pool| u64::from(pool.units)).sum();
+        config.check_sum(units).map_err(StartError::Config)?;
         let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
         let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
         let identity = Identity {
@@ -124,21 +130,26 @@ impl Site {
             silence: config.site_lease,
         };
         let alone = config.members.len() == 1 && config.etcd.is_empty();
-        let here = together.is_some() || alone;
+        let sole = together.is_some() || alone;
         let dir = config.state_dir.as_deref();
-        let whole = here && dir.is_none();
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
         let numbered =
             peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
         let others = peers.clone().filter(|_| together.is_none());
         let others = others.map(|(name, it)| Caller::new(&config.cluster, name, it)).collect();
-        let ballots = together.map_or_else(|| Ballots::open(dir).map(Arc::new), Ok)?;
+        let ballots = if let Some(ballots) = together {
+            ballots
+        } else {
+            let mut own = Ballots::open(dir)?;
+            same_members(&config, own.recall())?;
+            Arc::new(own)
+        };
         let answers: Option<Arc<dyn Answers>> =
-            (!here && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+            (!sole && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
         // Few: a site whose core hangs must not go on saying that it is well.
         let (news, news_receiver) = mpsc::channel(2);
-        let view = watch::Sender::new(View { whole, ..View::default() });
+        let view = watch::Sender::new(View { sole, ..View::default() });
         // Well below the lease: a voter that does not answer must not cost it.
         let patience = config.site_lease / 4;
         let store: Arc<dyn Store> = if config.etcd.is_empty() {
@@ -169,13 +180,33 @@ impl Site {
             followed: Mutex::default(),
             view,
             usage: Mutex::default(),
-            together: here,
+            together: sole,
             draining: AtomicBool::new(false),
             takers: AtomicU64::new(0),
             _state: state,
         });
         Ok(Self(inner))
     }
+}
+
+/// Whether this site's last life was in a cluster of the same members: those of one that is without
+/// etcd are fixed for its life.
+fn same_members(config: &Config, known: &Record) -> Result<(), StartError> {
+    if known.epoch == 0 || !config.etcd.is_empty() {
+        return Ok(());
+    }
+    let record = plan::unpack(&known.body).map_err(StartError::Config)?;
+    let sites: BTreeSet<&str> = record.plan.sites.values().map(|it| it.0.as_str()).collect();
+    if sites.iter().copied().eq(config.members.keys().map(String::as_str)) {
+        return Ok(());
+    }
+    let sites: Vec<&str> = sites.into_iter().collect();
+    let text = format!(
+        "state_dir is of a cluster of {}, and its members are fixed: to have others, stop all \
+         sites when nothing is held, take their state_dirs away and start anew, or use etcd",
+        sites.join(", ")
+    );
+    Err(StartError::Config(text))
 }
 
 /// Asks etcd for the number of this site, and has it given one where it is new.
@@ -229,7 +260,8 @@ fn keep(
     tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
     tokio::spawn(keeper::propose(store, offered, news));
     let joinable = !config.etcd.is_empty();
-    let whole = running.borrow().whole;
-    let doors = Doors { me, proposals, running, state, joinable, whole };
+    let sole = running.borrow().sole;
+    let whole = sole && state.is_none();
+    let doors = Doors { me, proposals, running, state, joinable, sole, whole };
     Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
 }

@@ -230,9 +230,13 @@ impl Core {
             let waiting = self.pools[pool].waiting.iter().take_while(|it| it.0 < claim);
             let waiting: Vec<u64> = waiting.map(|it| it.1).collect();
             let keys = holders.iter().chain(&waiting).take(64);
+            // What was taken out of a pool is not there to be waited for.
+            let drain = |request: &Request| request.hold == Hold::Drain;
             let requests = keys.filter_map(|key| self.requests.get(key));
+            let requests = requests.filter(|it| !drain(it) || it.lease.is_none());
             list.extend(requests.map(|request| self.blocker_view(request, pool)));
-            older.extend(waiting);
+            let counts = |key: &u64| self.requests.get(key).is_some_and(|it| !drain(it));
+            older.extend(waiting.into_iter().filter(counts));
         }
         older.sort_unstable();
         older.dedup();

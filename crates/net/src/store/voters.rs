@@ -52,6 +52,11 @@ impl Ballots {
         Ok(Self { register: Mutex::new(register), path })
     }
 
+    /// The record that its last life knew.
+    pub(crate) fn recall(&mut self) -> &Record {
+        &self.register.get_mut().durable.known
+    }
+
     /// Answers for this voter. What it promises is on disk before this returns.
     pub(crate) async fn decide(&self, question: Question) -> Reply {
         let mut register = self.register.lock().await;

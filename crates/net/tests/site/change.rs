@@ -131,3 +131,37 @@ async fn whoever_waits_for_more_than_there_will_be_is_told() {
     let small = sites[0].watch(&small.id, LONG).await.unwrap();
     assert_eq!(small.state, State::Granted);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_changes_without_a_site_that_has_stopped_and_the_rest_goes_on() {
+    let sites = Site::start_together(3, pools(&[("gpu", pool(2, Kind::Roaming))])).await.unwrap();
+    // The stopped one has no unit.
+    let both = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    sites[2].stop().await;
+    let spec = || serde_json::from_value(serde_json::json!({"units": 3})).unwrap();
+    let refused = sites[0].put_pool("gpu", spec()).await.unwrap_err();
+    assert_eq!(refused.error, Code::Unreachable, "{refused}");
+    assert!(refused.message.contains("s2"), "{refused}");
+    drop(both);
+    drop(timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_was_brought_about_elsewhere_is_not_again() {
+    let sites = Site::start_together(2, pools(&[("gpu", pool(2, Kind::Roaming))])).await.unwrap();
+    let from = sites[0].config().clone();
+    let mut to = from.clone();
+    let protocol = kofm_net::config::DEFAULT_SEMAPHORE;
+    let slots = kofm_net::config::SemaphoreConfig { value: 3, protocol, arbitration: None };
+    to.semaphores.insert("slots".into(), slots);
+    to.pools.insert("fresh".into(), pool(1, Kind::Roaming));
+    let reload = async |site: &Site| {
+        let done = site.reload(&mut from.clone(), &to).await;
+        assert!(done.len() == 2 && done.iter().all(|it| it.1.is_ok()), "{done:?}");
+    };
+    reload(&sites[0]).await;
+    let take = kofm_net::api::TakeSpec { k: 2, wait: None, owner: None };
+    timeout(LONG, sites[1].p("slots", take)).await.unwrap().unwrap();
+    reload(&sites[1]).await;
+    assert_eq!(sites[0].semaphore("slots").await.unwrap().value, 1);
+}

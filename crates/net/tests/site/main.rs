@@ -190,6 +190,27 @@ async fn blockers_are_named_wherever_they_are() {
     assert_eq!(bob.state, State::Granted);
 }
 
+/// A protocol of named units knows little of what others wait for: their sites do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_ahead_elsewhere_is_named_too() {
+    let table = pools(&[("gpu", pool(2, Kind::Roaming)), ("seat", pool(2, Kind::Roaming))]);
+    let sites = Site::start_together(3, table).await.unwrap();
+    let held = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    let submit =
+        |owner: &str| Submit { owner: Some(owner.into()), ..want(&[("gpu", 2), ("seat", 1)]) };
+    let bob = sites[1].submit(submit("bob")).await.unwrap();
+    let carol = sites[2].submit(submit("carol")).await.unwrap();
+    let view = async |id: &str| sites[0].watch(id, Duration::ZERO).await.unwrap();
+    let views = [view(&bob.id).await, view(&carol.id).await];
+    // The one of the two that is behind hears of the other.
+    let behind = views.iter().max_by_key(|it| it.position).unwrap();
+    let ahead = views.iter().min_by_key(|it| it.position).unwrap();
+    let named = |it: &kofm_net::api::Blocker| it.owner == ahead.owner && it.state == "queued";
+    assert!(behind.blocked_by.iter().any(named), "{behind:?}");
+    assert!(behind.blocked_by.iter().any(|it| it.state == "held"), "{behind:?}");
+    drop(held);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_same_id_is_one_request_at_all_sites() {
     let sites =

@@ -6,10 +6,10 @@
 //!   peers ──► its messages ──────┘
 //! ```
 //!
-//! Where all sites live in one process they live and die together: none of them is taken for dead,
-//! and their right to grant does not run out. Their epochs change with what they share.
+//! Where all sites live in one process, or there is one, nobody is there to take them for dead, and
+//! their right to grant does not run out. Their epochs change with what they share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,11 +69,13 @@ pub(crate) struct Change {
     pub(super) joined: Option<Moment>,
     /// Since when no member is left.
     pub(super) deserted: Option<Moment>,
-    /// Units were taken out of pools here.
-    pub(super) drains: bool,
+    /// The requests that take units out of pools here.
+    pub(super) drains: BTreeSet<u64>,
     /// Sites that nobody was told of may come.
     pub(super) joinable: bool,
-    /// The cluster is this process, and forgets everything with it.
+    /// Nobody outside this process takes part in the decisions.
+    pub(super) sole: bool,
+    /// And nothing of the cluster is left after it.
     pub(super) whole: bool,
     pub(super) state: Option<Arc<StateDir>>,
     me: watch::Sender<keeper::Standing>,
@@ -94,8 +96,15 @@ pub(crate) struct View {
     pub quarantined: BTreeMap<SiteId, Moment>,
     pub leased: Option<Moment>,
     /// The right to grant does not run out.
-    pub whole: bool,
-    pub plan: Plan,
+    pub sole: bool,
+    /// What was agreed on, once this site has heard of anything.
+    pub record: Option<Arc<Record<Plan>>>,
+}
+
+impl View {
+    pub(crate) fn plan(&self) -> Option<&Plan> {
+        self.record.as_ref().map(|record| &record.plan)
+    }
 }
 
 /// What travels with a pulse.
@@ -111,6 +120,7 @@ pub(crate) struct Doors {
     pub running: watch::Sender<View>,
     pub state: Option<Arc<StateDir>>,
     pub joinable: bool,
+    pub sole: bool,
     pub whole: bool,
 }
 
@@ -134,7 +144,7 @@ impl Change {
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
         };
-        let Doors { me: standing, proposals, running, state, joinable, whole } = doors;
+        let Doors { me: standing, proposals, running, state, joinable, sole, whole } = doors;
         Self {
             epochs: Epochs::new(me, incarnation, Arc::new(nothing)),
             lease,
@@ -151,8 +161,9 @@ impl Change {
             started: Moment::now(),
             joined: None,
             deserted: None,
-            drains: false,
+            drains: BTreeSet::new(),
             joinable,
+            sole,
             whole,
             state,
             me: standing,
@@ -234,8 +245,8 @@ impl Change {
             members: record.members.clone(),
             quarantined: quarantined.collect(),
             leased: self.leased,
-            whole: self.whole,
-            plan: record.plan.clone(),
+            sole: self.sole,
+            record: Some(Arc::clone(record)),
         });
     }
 }
@@ -258,10 +269,12 @@ impl Core {
 
     /// How long a client may rely on this site: its right to grant, by a slower clock than ours.
     pub(in crate::site) fn promise(&self, now: Moment) -> Option<Duration> {
-        if self.change.whole {
-            return None;
-        }
-        let left = self.change.leased.map_or(Duration::ZERO, |until| until.since(now));
+        let left = match &self.change {
+            change if change.whole => return None,
+            // The next life waits for as long, whenever it begins.
+            change if change.sole => change.lease,
+            change => change.leased.map_or(Duration::ZERO, |until| until.since(now)),
+        };
         Some(left * (100 - RATE) / (100 + RATE))
     }
 
@@ -376,7 +389,7 @@ impl Core {
         let change = &mut self.change;
         match news {
             News::Beat { began, pulses } => {
-                let until = began.after(if change.whole { FOR_EVER } else { change.lease });
+                let until = began.after(if change.sole { FOR_EVER } else { change.lease });
                 change.leased = change.leased.max(Some(until));
                 change.beaten = Some(now);
                 change.trouble = None;
@@ -448,8 +461,11 @@ impl Core {
         let held = self.requests.iter().filter(|it| it.1.state == State::Granted);
         let held: Vec<u64> = held.map(|it| *it.0).collect();
         for key in held {
-            self.metrics.expired += 1;
-            self.end(key, State::Expired, cause);
+            // What somebody must look at is kept back by the policy of its pool.
+            if !self.expire_soon(key) {
+                self.metrics.expired += 1;
+                self.end(key, State::Expired, cause);
+            }
         }
         self.lose_rota(cause);
     }
@@ -475,7 +491,7 @@ impl Core {
         if change.epochs.phase() == Phase::Outside {
             self.come_in();
         } else {
-            if !change.whole {
+            if !change.sole {
                 self.look_for_the_dead();
             }
             self.end_quarantines();

@@ -124,7 +124,8 @@ impl Core {
             .collect();
         let stay = self.plan.stay(&record.plan);
         let before = std::mem::replace(&mut self.plan, record.plan.clone());
-        self.install_engines(record, &goes_on);
+        self.install_engines(record, &before, &goes_on);
+        self.installed = record.epoch;
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes, and by those that go on: without its beat a protocol would stand still for ever.
         self.todo.retain(|todo| match todo {
@@ -135,6 +136,10 @@ impl Core {
             | Todo::Revoked(engine, _) => goes_on.get(*engine) == Some(&true),
             Todo::Leave(..) | Todo::Grant(_) | Todo::Names(..) | Todo::Numbers { .. } => false,
         });
+        if record.epoch == 1 {
+            // No earlier life can have done anything.
+            self.earlier.get_or_insert_default();
+        }
         self.trim(record, &stay);
         self.trim_semaphores(record);
         self.inherit(record);
@@ -152,7 +157,7 @@ impl Core {
         }
     }
 
-    fn install_engines(&mut self, record: &Record<Plan>, goes_on: &[bool]) {
+    fn install_engines(&mut self, record: &Record<Plan>, before: &Plan, goes_on: &[bool]) {
         let sites: Vec<SiteId> = record.members.keys().copied().collect();
         let clusters = record.clusters();
         let mut old = std::mem::take(&mut self.engines);
@@ -177,7 +182,12 @@ impl Core {
                 None if engine::heals(kind) => {
                     // It finds out itself who is there.
                     let cluster = Cluster { absent: SiteSet::new(), ..cluster.clone() };
-                    engine::start(kind, self.me, &cluster, self.reborn || record.epoch > 1)
+                    // Nothing of it can be in use where the epoch before, which this site was
+                    // in, had no pool of it.
+                    let known = self.installed + 1 == record.epoch;
+                    let had_pools = before.pools_of(kind).iter().any(Option::is_some);
+                    let fresh = known && !had_pools && (record.epoch > 1 || !self.reborn);
+                    engine::start(kind, self.me, &cluster, !fresh)
                 }
                 None => engine::resume(kind, self.me, cluster, survey),
             };
@@ -205,7 +215,8 @@ impl Core {
                 let state = &mut self.pools[place];
                 let planned = record.plan.pools.get(&name);
                 state.limit = planned.map_or(config.units, |it| it.target);
-                let withheld = survey.withheld_units.iter().filter(|unit| unit.pool == id);
+                let all = Unit { pool: id, number: 0 }..=Unit { pool: id, number: u32::MAX };
+                let withheld = survey.withheld_units.range(all);
                 state.withheld = withheld.map(|unit| unit.number).collect();
                 state.closed = planned.is_some_and(|it| it.closed);
                 state.out = planned.map(|it| it.out.clone()).unwrap_or_default();

@@ -156,6 +156,28 @@ impl Core {
         Ok(Answer::Done)
     }
 
+    /// Ends a lease, if the policy of a pool keeps its units back then, as soon as protocols take
+    /// steps again. False where no policy does.
+    pub(super) fn expire_soon(&mut self, key: u64) -> bool {
+        let now = Moment::now();
+        let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) else {
+            return false;
+        };
+        let kept = |pool: &usize| self.pools[*pool].config.on_expiry != OnExpiry::Release;
+        if !lease.units.keys().any(kept) {
+            return false;
+        }
+        lease.expires = now;
+        if let Some(old) = lease.timer.take() {
+            self.timers.remove(&old);
+        }
+        let timer = self.start_timer(now, Timer::Lease(key));
+        if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
+            lease.timer = Some(timer);
+        }
+        true
+    }
+
     /// A lease was not renewed.
     pub(super) fn expire(&mut self, key: u64) {
         let stands_still = self.stands_still();
@@ -211,11 +233,12 @@ impl Core {
             .filter(|pool| kept.iter().all(|it| it.0 != *pool))
             .collect();
         let id = Arc::clone(&lease.id);
-        // It is not the next life's to go on with.
         self.note_over(&id);
         for pool in back {
             self.give_back_pool(key, pool);
         }
+        // The next life keeps back what is left.
+        self.note_held(key);
         let event = if quarantine { "quarantined" } else { "held" };
         let happening = self.happening(event, Some(key));
         self.record(happening);

@@ -8,7 +8,7 @@ use kofm_core::epoch::Record;
 use tracing::{error, info};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
-use crate::api::{Hold, State, Want};
+use crate::api::{Hold, OnExpiry, State, Want};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::plan::Plan;
@@ -21,10 +21,7 @@ impl Core {
         let lease = request.lease.as_ref()?;
         // A protocol that heals by itself counts on what a site had being over with its life.
         let heals = |part: &Part| engine::heals(self.engines[part.engine].kind);
-        if request.hold != Hold::Lease
-            || lease.status != Status::Live
-            || request.parts.iter().any(heals)
-        {
+        if request.hold != Hold::Lease || request.parts.iter().any(heals) {
             return None;
         }
         let part = |part: &Part| {
@@ -52,6 +49,11 @@ impl Core {
             expires: lease.expires.nanos(),
             since: lease.since.nanos(),
             parts: request.parts.iter().map(part).collect::<Option<_>>()?,
+            kept: match lease.status {
+                Status::Live => None,
+                Status::Held => Some(OnExpiry::Hold),
+                Status::Quarantined => Some(OnExpiry::Quarantine),
+            },
         })
     }
 
@@ -102,7 +104,7 @@ impl Core {
     }
 
     fn all_saved(&self) -> Vec<Saved> {
-        let granted = self.requests.iter().filter(|it| it.1.state == State::Granted);
+        let granted = self.requests.iter().filter(|it| it.1.lease.is_some());
         granted.filter_map(|it| self.saved(*it.0)).collect()
     }
 
@@ -195,13 +197,20 @@ impl Core {
                 });
             }
             // Longer than its holder can believe, where nobody knows when it was renewed.
-            let expires = if legacy.timely {
+            let expires = if legacy.timely || saved.kept.is_some() {
                 Moment::from_nanos(saved.expires)
             } else {
                 now.after(saved.ttl)
             };
             let end = expires.max(now).after(super::leases::slack(saved.ttl));
-            let timer = self.start_timer(end, Timer::Lease(key));
+            let live = saved.kept.is_none();
+            let timer = live.then(|| self.start_timer(end, Timer::Lease(key)));
+            for (&place, numbers) in &units {
+                let pool = &mut self.pools[place];
+                if !live && pool.config.on_expiry == OnExpiry::Quarantine {
+                    pool.quarantined.extend(numbers);
+                }
+            }
             let (id, lease): (Arc<str>, Arc<str>) = (saved.request.into(), saved.lease.into());
             self.by_id.insert(Arc::clone(&id), key);
             self.by_lease.insert(Arc::clone(&lease), key);
@@ -212,8 +221,12 @@ impl Core {
                 ttl: saved.ttl,
                 expires,
                 since: Moment::from_nanos(saved.since).min(now),
-                timer: Some(timer),
-                status: Status::Live,
+                timer,
+                status: match saved.kept {
+                    None | Some(OnExpiry::Release) => Status::Live,
+                    Some(OnExpiry::Hold) => Status::Held,
+                    Some(OnExpiry::Quarantine) => Status::Quarantined,
+                },
                 names: Arc::new(self.units_view(&units)),
                 units,
             };
@@ -228,8 +241,8 @@ impl Core {
                 ttl: saved.ttl,
                 hold: Hold::Lease,
                 once: false,
-                state: State::Granted,
-                cause: None,
+                state: if live { State::Granted } else { State::Expired },
+                cause: (!live).then(|| "a person must release the lease".into()),
                 code: None,
                 doom: None,
                 submitted: now,

@@ -11,7 +11,7 @@ use super::epochs::Note;
 use super::{Core, Responder, Todo};
 use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
 use crate::boottime::Moment;
-use crate::config::{MAX_SEMAPHORES, MAX_SITES, PoolConfig, check_name};
+use crate::config::{MAX_SEMAPHORES, MAX_SITES, check_name};
 use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
 
 /// Changes of the plan that may wait for each other.
@@ -56,6 +56,14 @@ impl Core {
                 self.respond(reply, Err(api::Error::new(Code::InUse, text)));
                 continue;
             }
+            let (me, mesh, sole) = (self.me, &self.mesh, change.sole);
+            let away = |site: &&SiteId| sole && **site != me && !mesh.is_up(**site);
+            if let Some(&site) = change.record().members.keys().find(away) {
+                // Nobody is taken for dead here, so nothing can change without it.
+                let text = format!("site {} has stopped, or does not answer", self.site_name(site));
+                self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+                continue;
+            }
             match edit {
                 Edit::Pool(name, pool) => self.plan_pool(&name, pool, reply),
                 Edit::Quarantine(pool, unit, reason) => {
@@ -78,6 +86,17 @@ impl Core {
 
     fn plan_pool(&mut self, name: &str, pool: Option<PlannedPool>, reply: Responder) {
         let mut plan = self.plan.clone();
+        let old = plan.pools.get_mut(name);
+        if old.as_ref().is_some_and(|old| !old.closed && old.moves_to(pool.as_ref())) {
+            let text = format!("pool `{name}` has just been changed by somebody else; try again");
+            return self.respond(reply, Err(api::Error::new(Code::InUse, text)));
+        }
+        if let Some(old) = old
+            && pool.as_ref().is_some_and(|pool| pool.closed)
+        {
+            old.closed = true;
+            return self.change_plan(plan, Some(reply));
+        }
         let old = plan.pools.get_mut(name).filter(|old| !old.out.is_empty());
         if let (Some(old), Some(new)) = (old, &pool)
             && old.protocol != new.protocol
@@ -87,15 +106,12 @@ impl Core {
             self.change_plan(plan, None);
             return self.respond(reply, Err(error));
         }
-        let refused = match pool.map(|it| (it.config(), it.closed, it.target)) {
-            Some((Some(config), closed, target)) => {
-                plan.put(name, &PoolConfig { units: target, ..config });
-                if let Some(made) = plan.pools.get_mut(name) {
-                    made.closed = closed;
-                }
+        let refused = match pool.map(|it| it.wanted()) {
+            Some(Some(config)) => {
+                plan.put(name, &config);
                 None
             }
-            Some((None, ..)) => {
+            Some(None) => {
                 Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
             }
             None if plan.pools.remove(name).is_none() => {
@@ -159,16 +175,12 @@ impl Core {
                 wanted.insert(place, units);
             }
         }
-        let had = change.drains;
-        self.change.drains = !wanted.is_empty();
-        if wanted.is_empty() && !had {
-            return;
-        }
         let mut over = Vec::new();
-        for (&key, request) in &self.requests {
-            if request.hold != Hold::Drain || request.state.is_over() {
+        for key in std::mem::take(&mut self.change.drains) {
+            let Some(request) = self.requests.get(&key).filter(|it| !it.state.is_over()) else {
                 continue;
-            }
+            };
+            self.change.drains.insert(key);
             let Some(&(place, units)) = request.want.first() else { continue };
             let kept = request.lease.as_ref().and_then(|lease| lease.units.get(&place));
             let out = |number: &u32| self.pools[place].out.contains_key(number);
@@ -187,6 +199,7 @@ impl Core {
             let reason = Some("the pool was made smaller".to_owned());
             let spec = Submit { want, owner: Some("kofm".into()), reason, ..Submit::default() };
             let key = self.open(spec, vec![(place, units)], Hold::Drain);
+            self.change.drains.insert(key);
             self.todo.push_back(Todo::Claim(key));
         }
     }

@@ -163,6 +163,10 @@ impl Core {
     /// The semaphore of that name, where it can be used.
     fn open_one(&self, name: &str) -> Result<usize, api::Error> {
         let &semaphore = self.semaphore_by_name.get(name).ok_or_else(|| unknown(name))?;
+        if self.earlier.is_none() {
+            let text = "this site cannot read what it has done with semaphores; ask another";
+            return Err(api::Error::new(Code::Unreachable, text));
+        }
         if self.tallies.as_ref().is_some_and(Tallies::has_failed) {
             let text = "this site's disk does not take what is done with semaphores; ask another";
             return Err(api::Error::new(Code::Unreachable, text));
@@ -504,7 +508,7 @@ impl Core {
     }
 }
 
-pub(super) fn unknown(name: &str) -> api::Error {
-    let text = format!("there is no semaphore `{name}`; GET /v1/semaphores lists them");
+pub(in crate::site) fn unknown(name: &str) -> api::Error {
+    let text = format!("there is no semaphore `{name}`; `kofm sem ls` lists them");
     api::Error::new(Code::UnknownSemaphore, text)
 }
