@@ -123,12 +123,14 @@ impl Acquire {
         if self.json {
             return Ok(());
         }
-        tell(&format!(
-            "{}, fence {}, for {}",
-            show_units(&lease.units),
-            lease.fence,
-            show_ms(lease.expires_in_ms)
-        ));
+        let certain = show_ms(lease.expires_in_ms);
+        // Never for longer than its site is known to be good.
+        let term = if lease.expires_in_ms < lease.ttl_ms / 10 * 9 {
+            format!("{} while its site is there, {certain} for certain", show_ms(lease.ttl_ms))
+        } else {
+            certain
+        };
+        tell(&format!("{}, fence {}, for {term}", show_units(&lease.units), lease.fence));
         Ok(())
     }
 }

@@ -44,7 +44,7 @@ const ECHO: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Numbers of clients
+    /// Numbers of clients, with commas between them
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 256])]
     clients: Vec<usize>,
     /// Numbers of sites

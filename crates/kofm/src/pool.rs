@@ -37,7 +37,9 @@ Examples:
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
   kofm pool set licence --units 10                 # two more; who holds some keeps them
 
-Pools change while they are used: what is to go is taken out when it is released.";
+Pools change while they are used: what is to go is taken out when it is released, whichever units
+that are; to take out a certain one, see `kofm pool quarantine`. Other names for units that are
+there, and another protocol, need a pool that nobody uses.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:
@@ -170,7 +172,15 @@ impl Set {
         if self.json {
             return print_json(&pool);
         }
+        let wanted = match &spec.units {
+            UnitsSpec::Count(count) => *count,
+            UnitsSpec::Names(names) => u32::try_from(names.len()).unwrap_or(u32::MAX),
+        };
+        let more = pool.units.saturating_sub(wanted);
         say(&pools_table(&[pool]));
+        if more > 0 {
+            tell(&format!("kofm: {more} of its units go as they become free"));
+        }
         Ok(())
     }
 }

@@ -227,7 +227,10 @@ impl File {
         }
         let fixed = self.config.differs_in(&self.running);
         if !fixed.is_empty() {
-            warn!("changed as well: {}; restart this site for that", fixed.join(", "));
+            warn!(
+                "changed as well: {}; restart for that, all sites if all have it",
+                fixed.join(", ")
+            );
         }
         // Otherwise the rest is tried again at the next start.
         if let Some(path) = self.applied.as_ref().filter(|_| all) {

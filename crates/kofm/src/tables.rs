@@ -101,7 +101,7 @@ pub(crate) fn show_blocker(blocker: &api::Blocker) -> String {
             };
             format!("{owner}{reason} holds {units} of {pool} at {}{ends}", blocker.site)
         }
-        "queued" => format!("{owner}{reason} wants {units} of {pool} at {}, earlier", blocker.site),
+        "queued" => format!("{owner}{reason} wants {units} of {pool} at {}, ahead", blocker.site),
         "unanswered" => format!("site {} has not answered about {pool}", blocker.site),
         _ => format!("an earlier claim of site {} counts {units} of {pool}", blocker.site),
     }

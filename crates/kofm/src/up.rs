@@ -83,7 +83,7 @@ impl Up {
             }
             tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
-        advise(&first, &names);
+        advise(&first, &names, self.token_file.is_some());
         stop_signal().await?;
         tell("stopping");
         Ok(())
@@ -112,10 +112,13 @@ impl Up {
 }
 
 /// What to type next.
-fn advise(addr: &str, pools: &[String]) {
+fn advise(addr: &str, pools: &[String], guarded: bool) {
     tell("\nIn another terminal:\n");
     if addr != "http://127.0.0.1:7600" {
         tell(&format!("  export KOFM_ADDR={addr}"));
+    }
+    if guarded {
+        tell("  export KOFM_TOKEN=...        # one of the file's");
     }
     let pool = pools.first().map_or("gpu", String::as_str);
     let binary = std::env::args().next().unwrap_or_else(|| "kofm".into());
@@ -123,7 +126,8 @@ fn advise(addr: &str, pools: &[String]) {
     tell(&format!("  {binary} run {pool}:1 -- sh -c 'env | grep KOFM_; sleep 30'"));
     tell(&format!("  {binary} acquire {pool}:1 --ttl 5m --json"));
     tell(&format!("  {binary} queue"));
-    tell(&format!("\nOr open {addr}/ in a browser. Ctrl-C ends it."));
+    let page = if guarded { "/#token=TOKEN" } else { "/" };
+    tell(&format!("\nOr open {addr}{page} in a browser. Ctrl-C ends it."));
 }
 
 /// Reads `8` or `a,b,c`.

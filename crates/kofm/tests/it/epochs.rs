@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -303,27 +303,49 @@ fn a_lease_that_was_renewed_again_and_again_outlives_a_crash() {
 
 #[test]
 fn a_single_site_keeps_leases_and_changes_over_its_lives() {
-    let mut cluster = Cluster::start(1, "[pools]\ngpu = 2\n");
+    let pools = "[pools]\ngpu = 2\nboard = { units = 1, on_expiry = \"hold\" }\n\
+                 rig = { units = 1, on_expiry = \"quarantine\" }\n";
+    let mut cluster = Cluster::start_as(1, "site_lease = \"1s\"\n", pools);
     cluster.members(0, 1);
-    let lease = cluster.json(0, &["acquire", "gpu:2", "--ttl", "5m", "--json"]);
-    let lease = lease["id"].as_str().unwrap().to_owned();
+    let acquire = |cluster: &Cluster, want: &str, ttl: &str| {
+        let lease = cluster.json(0, &["acquire", want, "--ttl", ttl, "--json"]);
+        lease["id"].as_str().unwrap().to_owned()
+    };
+    let lease = acquire(&cluster, "gpu:2", "5m");
+    let over = ["board", "rig"].map(|pool| acquire(&cluster, pool, "100ms"));
     let done = cluster.run(0, &["pool", "set", "gpu", "--units", "3"]);
     assert!(done.status.success(), "{done:?}");
-    for stop in ["KILL", "TERM"] {
+    let count = |cluster: &Cluster| {
+        ["board", "gpu", "rig"].map(|name| {
+            let pool = cluster.pool(0, name);
+            ["held", "free", "quarantined"].map(|what| pool[what].as_u64().unwrap())
+        })
+    };
+    let kept = [[1, 0, 0], [2, 1, 0], [0, 0, 1]];
+    until("a person must look at what was not renewed", || count(&cluster) == kept);
+    for stop in ["STOP", "KILL", "TERM"] {
         signal(&cluster.sites[0], stop);
-        // Twice: it shall not wait for the lease to end.
-        signal(&cluster.sites[0], stop);
-        cluster.sites[0].wait().unwrap();
-        cluster.restart(0);
-        cluster.members(0, 1);
+        if stop == "STOP" {
+            // Longer than its lease: but nobody can have gone on without it.
+            std::thread::sleep(Duration::from_millis(2500));
+            signal(&cluster.sites[0], "CONT");
+        } else {
+            // Twice: it shall not wait for the lease to end.
+            signal(&cluster.sites[0], stop);
+            cluster.sites[0].wait().unwrap();
+            cluster.restart(0);
+            cluster.members(0, 1);
+        }
         let output = cluster.run(0, &["renew", &lease]);
         assert!(output.status.success(), "{stop}: {output:?}");
-        assert_eq!(cluster.json(0, &["status", "--json"])["pools"][0]["held"], 2, "{stop}");
+        until("what lay unused is free again", || count(&cluster) == kept);
     }
-    let rest = cluster.json(0, &["acquire", "gpu", "--json"]);
-    assert!(cluster.run(0, &["release", rest["id"].as_str().unwrap()]).status.success());
-    assert!(cluster.run(0, &["release", &lease]).status.success());
-    cluster.all_free("gpu");
+    for lease in over.iter().chain([&lease]) {
+        assert!(cluster.run(0, &["release", lease]).status.success());
+    }
+    for pool in ["board", "gpu", "rig"] {
+        cluster.all_free(pool);
+    }
 }
 
 #[test]

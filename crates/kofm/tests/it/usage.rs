@@ -132,3 +132,28 @@ fn a_unix_socket_takes_nothing_away() {
     }
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+#[test]
+fn a_state_dir_of_other_members_is_refused() {
+    let dir = temp_dir();
+    let config = dir.join("site.toml");
+    let text = format!(
+        "site = \"a\"\nhttp = \"127.0.0.1:0\"\nstate_dir = \"{}\"\n[pools]\ngpu = 1\n",
+        dir.join("state").display()
+    );
+    std::fs::write(&config, &text).unwrap();
+    let (mut site, http) = serve(&config);
+    let output = kofm(&["run", "gpu", "--addr", &http, "--", "true"]);
+    site.kill().unwrap();
+    site.wait().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let ports = [free_port(), free_port()];
+    let members = format!(
+        "[members]\na = \"127.0.0.1:{}\"\nb = \"127.0.0.1:{}\"\n[pools]",
+        ports[0], ports[1]
+    );
+    std::fs::write(&config, text.replace("[pools]", &members)).unwrap();
+    let output = kofm(&["serve", "--config", config.to_str().unwrap()]);
+    refused(&output, 71, "of a cluster of a, and its members are fixed");
+    std::fs::remove_dir_all(dir).unwrap();
+}
