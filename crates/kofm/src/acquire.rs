@@ -90,10 +90,10 @@ pub(crate) fn owner() -> String {
 
 const ACQUIRE_EXAMPLES: &str = "\
 Examples:
-  LEASE=$(kofm acquire gpu:2 --ttl 5m)             # only the lease's id goes to stdout
-  kofm renew $LEASE                                # before the five minutes are over
+  LEASE=$(kofm acquire gpu:2 --ttl 5m)        # only the lease's id goes to stdout
+  kofm renew $LEASE                           # before the five minutes are over
   kofm release $LEASE
-  kofm acquire gpu licence --wait 30s --json       # all or nothing";
+  kofm acquire gpu licence --wait 30s --json  # all or nothing";
 
 #[derive(Debug, Args)]
 #[command(after_help = ACQUIRE_EXAMPLES)]

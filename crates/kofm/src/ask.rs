@@ -205,7 +205,7 @@ fn explain_semaphore(it: &api::Semaphore) {
 
 const HISTORY_EXAMPLES: &str = "\
 Examples:
-  kofm history                                     # the last 100 events, at all sites
+  kofm history  # the last 100 events, at all sites
   kofm history gpu --limit 10
   kofm history --json";
 

@@ -17,8 +17,9 @@ use crate::lab::{self, Lab, is_semaphore};
 use crate::output::{Progress, WholeFile, grouped, say, tell};
 
 const EXAMPLES: &str = "\
-Every interleaving of messages and clients is tried, breadth first, so a violation is shown by a
-shortest trace. The same bounds always give the same number of states.
+Every interleaving of messages and clients is tried, breadth first, so a
+violation is shown by a shortest trace. The same bounds always give the same
+number of states.
 
 Examples:
   kofm check --protocol permission --sites 2 --units 2

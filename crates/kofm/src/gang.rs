@@ -44,26 +44,31 @@ pub(crate) enum Gang {
 }
 
 const RUNS: &str = "\
-The members' units and the members themselves are one demand: all of it is granted, or nothing. A
-member takes part in one gang at a time. The command runs once for each member, with KOFM_MEMBER
-(the site), KOFM_GANG, and of its own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything
-is given back when the last one has ended. When one fails, or a member is lost, all are stopped.
+The members' units and the members themselves are one demand: all of it is
+granted, or nothing. A member takes part in one gang at a time. The command
+runs once for each member, with KOFM_MEMBER (the site), KOFM_GANG, and of its
+own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything is given
+back when the last one has ended. When one fails, or a member is lost, all are
+stopped.
 
-Sites never run commands. On a cluster in one process (`kofm up`), or with --here, all members run
-on this machine. Otherwise run this on each member's machine, against its own site, with --as:
+Sites never run commands. On a cluster in one process (`kofm up`), or with
+--here, all members run on this machine. Otherwise run this on each member's
+machine, against its own site, with --as:
 
   s0$ kofm gang run train --as s0 -- torchrun …
   s1$ kofm gang run train --as s1 -- torchrun …
 
-Gangs of the rota, which the configuration fixes, are run in this way too; under `groups`, where
-they take turns, it is `kofm gang run rota --as SITE`, and KOFM_GANG says whose turn it is.
+Gangs of the rota, which the configuration fixes, are run in this way too;
+under `groups`, where they take turns, it is `kofm gang run rota --as SITE`,
+and KOFM_GANG says whose turn it is.
 
 Examples, for a cluster in one process:
   kofm gang set pair --member s0=gpu:1 --member s1=gpu:1,licence:1
   kofm gang run pair -- sh -c 'echo $KOFM_MEMBER has $KOFM_UNITS_GPU'
 
-Exit code 0 where all ended with 0, otherwise that of the first that did not; 76 a member or the
-lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or infeasible.";
+Exit code 0 where all ended with 0, otherwise that of the first that did not;
+76 a member or the lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65
+unknown or infeasible.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
@@ -282,7 +287,10 @@ impl Run {
         // How old the grant is, nobody here knows; a renewal has a beginning that is known.
         let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
-        let ttl = Duration::from_millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
+        let certain = |renewed: &api::Lease| {
+            Duration::from_millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)))
+        };
+        let mut ttl = certain(&renewed);
         let mut until = sent.after(Duration::from_millis(renewed.expires_in_ms));
         // Only now, when all guards are there, do they start anything.
         crew.until(until, ttl, self.kill_grace).await;
@@ -298,6 +306,7 @@ impl Run {
                     let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match timeout(ttl / 3, client.renew(&lease.id)).await {
                         Ok(Ok(renewed)) => {
+                            ttl = certain(&renewed);
                             until = sent.after(Duration::from_millis(renewed.expires_in_ms));
                             crew.until(until, ttl, self.kill_grace).await;
                             pause = ttl / 3;

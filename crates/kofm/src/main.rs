@@ -137,12 +137,15 @@ impl Command {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool or malformed demand;
-69 no site reachable; 71 the system lacks something, as a free port; 75 busy, with --wait 0;
-76 lease lost; 77 not allowed; 78 a mistake in the configuration; 124 --wait ran out; 126 and 127
-run could not start the child; 1 the answer is no, or cannot be printed.
-The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN. What up and serve log is
-chosen by KOFM_LOG: error, warn, info, debug, or a part of it, as kofm_net=debug.";
+Exit codes: the child's own (run); 64 wrong usage; 65 infeasible, unknown pool
+or malformed demand; 69 no site reachable; 71 the system lacks something, as a
+free port; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 78 a mistake
+in the configuration; 124 --wait ran out; 126 and 127 run could not start the
+child; 1 the answer is no, or cannot be printed.
+
+The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN. What up
+and serve log is chosen by KOFM_LOG: error, warn, info, debug, or a part of
+it, as kofm_net=debug.";
 
 fn main() -> ExitCode {
     let guard = std::env::args_os().nth(1).is_some_and(|word| word == guard::NAME);

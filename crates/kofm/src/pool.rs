@@ -33,22 +33,23 @@ pub(crate) enum Pool {
 
 const SET_HELP: &str = "\
 Examples:
-  kofm pool set licence --units 8                  # eight units, called 0 to 7
+  kofm pool set licence --units 8   # eight units, called 0 to 7
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
-  kofm pool set licence --units 10                 # two more; who holds some keeps them
+  kofm pool set licence --units 10  # two more; who holds some keeps them
 
-Pools change while they are used: what is to go is taken out when it is released, whichever units
-that are; to take out a certain one, see `kofm pool quarantine`. Other names for units that are
-there, and another protocol, need a pool that nobody uses.";
+Pools change while they are used: what is to go is taken out when it is
+released, whichever units that are; to take out a certain one, see `kofm pool
+quarantine`. Other names for units that are there, and another protocol, need
+a pool that nobody uses.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and nobody is to get it until it is replaced:
   kofm pool quarantine gpu gpu-3 --reason 'ECC errors, ticket 4711'
-  kofm status gpu                # shows what is quarantined, why, and whether it is still held
-  kofm pool return gpu gpu-3     # puts it to use again
+  kofm status gpu             # what is quarantined, why, and if it is held
+  kofm pool return gpu gpu-3  # puts it to use again
 
-Who holds the unit keeps it. Requests that wait for more units than are left fail. Works in pools
-with the protocol roaming, which is the usual one.";
+Who holds the unit keeps it. Requests that wait for more units than are left
+fail. Works in pools with the protocol roaming, which is the usual one.";
 
 const RETURN_HELP: &str = "\
 Example:

@@ -46,13 +46,14 @@ const RATE: u32 = 50;
 
 const EXAMPLES: &str = "\
 Examples:
-  kofm run gpu -- ./train.sh                       # one unit; KOFM_UNITS_GPU names it
-  kofm run gpu:2 licence --wait 10m -- make sim    # all or nothing, within ten minutes
+  kofm run gpu -- ./train.sh                     # KOFM_UNITS_GPU names the unit
+  kofm run gpu:2 licence --wait 10m -- make sim  # all or nothing
   kofm run gpu:2 --env CUDA_VISIBLE_DEVICES=@gpu -- ./train.sh
   kofm run reboot --wait 0 --reason kernel -- echo 'my turn'
 
-Exit code: the command's own, 128+signal where a signal ended it; 75 busy (--wait 0), 124 --wait
-ran out, 76 the lease was lost and the command was stopped.";
+Exit code: the command's own, 128+signal where a signal ended it; 75 busy
+(--wait 0), 124 --wait ran out, 76 the lease was lost and the command was
+stopped.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -114,7 +115,8 @@ impl Run {
         let sent = Moment::now();
         let renewed = client.renew(&lease.id).await?;
         // A lease is good for its ttl, but never for longer than its site is known to be.
-        let ttl = millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
+        let certain = |renewed: &Lease| millis(lease.ttl_ms.min(renewed.expires_in_ms.max(1)));
+        let mut ttl = certain(&renewed);
         let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await;
         // A moment, not a pause: signals that come often must not put it off.
@@ -131,6 +133,7 @@ impl Run {
                     let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match renewed {
                         Ok(Ok(renewed)) => {
+                            ttl = certain(&renewed);
                             let until = sent.after(millis(renewed.expires_in_ms));
                             guard.until(until, ttl, self.kill_grace).await;
                             pause = ttl / 3;

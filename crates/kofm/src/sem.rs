@@ -31,15 +31,17 @@ pub(crate) enum Sem {
 }
 
 const TAKEN: &str = "\
-What is taken is taken: nothing is held, nothing expires, and only `kofm sem v` brings it back.
-Whoever is interrupted while it waits leaves nothing behind. The order is strict: a P that lacks
-units holds up those behind it, even where there are enough for them.
+What is taken is taken: nothing is held, nothing expires, and only `kofm sem
+v` brings it back. Whoever is interrupted while it waits leaves nothing
+behind. The order is strict: a P that lacks units holds up those behind it,
+even where there are enough for them.
 
 Examples:
   kofm sem set slots --value 3
   kofm sem p slots:2 --wait 10s && { ./work; kofm sem v slots:2; }
 
-Exit code 0 where it was taken, 75 busy (--wait 0), 124 --wait ran out, 65 unknown or malformed.";
+Exit code 0 where it was taken, 75 busy (--wait 0), 124 --wait ran out, 65
+unknown or malformed.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {

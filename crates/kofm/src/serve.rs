@@ -23,12 +23,12 @@ use crate::output::{say_line, try_say};
 
 const EXAMPLES: &str = "\
 Examples:
-  kofm check-config site.toml                      # every mistake, with its line
+  kofm check-config site.toml  # every mistake, with its line
   kofm serve --config site.toml
   KOFM_LOG=debug kofm serve --config site.toml --log-format json
 
-SIGHUP reads the file again, SIGTERM lets leases end for as long as --drain says, and a second one
-ends it at once.";
+SIGHUP reads the file again, SIGTERM lets leases end for as long as --drain
+says, and a second one ends it at once.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

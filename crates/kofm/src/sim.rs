@@ -16,11 +16,13 @@ use crate::lab::{self, Lab};
 use crate::output::{Progress, WholeFile, grouped, say, tell};
 
 const EXAMPLES: &str = "\
-Times are in units of the mean link delay: `A..B` is uniform, `~X` exponential, `X` constant.
+Times are in units of the mean link delay: `A..B` is uniform, `~X`
+exponential, `X` constant.
 
-A message is charged to the claim it serves; messages per grant are what granted claims were
-charged. What serves no claim (tokens that go round, epochs) is upkeep: each grant has an even
-share. V of semaphores and claims that were not granted are counted apart; `messages` counts all.
+A message is charged to the claim it serves; messages per grant are what
+granted claims were charged. What serves no claim (tokens that go round,
+epochs) is upkeep: each grant has an even share. V of semaphores and claims
+that were not granted are counted apart; `messages` counts all.
 
 Examples:
   kofm sim --protocol permission --sites 5 --units 3 --k 1..3
@@ -30,8 +32,8 @@ Examples:
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
   kofm sim --protocol groups --topology examples/groups/figure9.toml --tables
 
-Exit code 0 where nothing was violated and nobody was left waiting, 1 otherwise, 64 for wrong
-usage.";
+Exit code 0 where nothing was violated and nobody was left waiting, 1
+otherwise, 64 for wrong usage.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]

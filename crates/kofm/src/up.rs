@@ -18,9 +18,9 @@ use crate::serve::{access, allow_many_files, stop_signal};
 
 const EXAMPLES: &str = "\
 Examples:
-  kofm up                                          # 3 sites; pools gpu, licence and reboot
+  kofm up                     # 3 sites; pools gpu, licence and reboot
   kofm up --sites 5 --pool gpu=gpu-0,gpu-1 --pool licence=8
-  kofm up --http 127.0.0.1:0                       # any free ports; they are printed";
+  kofm up --http 127.0.0.1:0  # any free ports; they are printed";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

@@ -212,6 +212,10 @@ impl Core {
         if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
             return;
         }
+        let new = |name: &&String| self.plan.sites.values().all(|site| site.0 != **name);
+        if !change.pulses.keys().any(|name| new(&name)) {
+            return;
+        }
         let mut plan = self.plan.clone();
         for (name, (pulse, since)) in &change.pulses {
             let known = plan.sites.values().any(|site| site.0 == *name);
