@@ -69,7 +69,9 @@ pub(crate) struct Change {
     pub(super) joined: Option<Moment>,
     /// Since when no member is left.
     pub(super) deserted: Option<Moment>,
-    /// The requests that take units out of pools here.
+    /// Some pool has more units than it should: they are taken out.
+    pub(super) shrunk: bool,
+    /// The requests that do that here.
     pub(super) drains: BTreeSet<u64>,
     /// Sites that nobody was told of may come.
     pub(super) joinable: bool,
@@ -161,6 +163,7 @@ impl Change {
             started: Moment::now(),
             joined: None,
             deserted: None,
+            shrunk: false,
             drains: BTreeSet::new(),
             joinable,
             sole,

@@ -126,6 +126,7 @@ impl Core {
         let before = std::mem::replace(&mut self.plan, record.plan.clone());
         self.install_engines(record, &before, &goes_on);
         self.installed = record.epoch;
+        self.change.shrunk = record.plan.pools.values().any(|pool| pool.units > pool.target);
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes, and by those that go on: without its beat a protocol would stand still for ever.
         self.todo.retain(|todo| match todo {

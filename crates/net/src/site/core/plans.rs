@@ -164,6 +164,9 @@ impl Core {
         if !change.epochs.may_grant() {
             return;
         }
+        if !change.shrunk && change.drains.is_empty() {
+            return;
+        }
         let first = change.epochs.record().members.keys().next() == Some(&self.me);
         let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
         for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
