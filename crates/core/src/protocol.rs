@@ -518,7 +518,7 @@ pub struct Profile {
     /// Asks arbiters: a pool may say which, and how their request sets are made.
     pub arbitrated: bool,
     /// Messages per claim on a fully connected cluster, one claim per site at a time.
-    pub price: fn(sites: u64) -> Price,
+    pub price: fn(sites: u64, units: u64) -> Price,
     /// Faults that it survives, by the simulator's names: those that only delay by itself, the
     /// others as a member of [epochs](crate::epoch).
     pub survives: &'static [&'static str],

@@ -30,12 +30,12 @@ pub(crate) fn run(args: &Args) {
     say(&text);
 }
 
-/// The price for a cluster of nine, as an example that can be compared.
+/// The price for nine sites and four units, as an example that can be compared.
 fn price(kind: Kind) -> String {
-    let price = (kind.profile().price)(9);
+    let price = (kind.profile().price)(9, 4);
     match price.max {
-        Some(max) => format!("{} to {max} messages per claim with 9 sites", price.min),
-        None => format!("{} messages per claim or more with 9 sites", price.min),
+        Some(max) => format!("{} to {max} messages per claim with 9 sites, 4 units", price.min),
+        None => format!("{} messages per claim or more with 9 sites, 4 units", price.min),
     }
 }
 

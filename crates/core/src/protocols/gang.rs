@@ -330,7 +330,7 @@ impl<P: Protocol, R: Rules> Protocol for Gang<P, R> {
         gathers: P::PROFILE.gathers,
         arbitrated: P::PROFILE.arbitrated,
         // As large as the gang: see the module.
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         // A barrier does not outlive its members. Sites run gangs as demands, and those do: see
         // `site/core/gangs.rs`.
         survives: &["pause", "partition"],

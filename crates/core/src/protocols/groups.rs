@@ -309,7 +309,7 @@ impl<R: Rules> Protocol for Groups<R> {
         gathers: false,
         arbitrated: false,
         // It depends on the groups: see Grouping::price.
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &["pause", "partition"],
     };
 

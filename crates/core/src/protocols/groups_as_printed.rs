@@ -267,7 +267,7 @@ impl<R: Reading> Protocol for GroupsAsPrinted<R> {
         full_service: false,
         gathers: false,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &[],
     };
 

@@ -400,7 +400,7 @@ impl<R: Rules> Protocol for GroupsHungry<R> {
         full_service: false,
         gathers: false,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &["pause", "partition"],
     };
 

@@ -146,7 +146,7 @@ impl Protocol for GroupsHungryAsPrinted {
         full_service: false,
         gathers: false,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &[],
     };
 

@@ -135,7 +135,7 @@ impl Protocol for Permission {
         full_service: true,
         gathers: true,
         arbitrated: false,
-        price: |sites| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
+        price: |sites, _| Price { min: 2 * (sites - 1), max: Some(3 * (sites - 1)) },
         survives: SURVIVES,
     };
 

@@ -161,7 +161,7 @@ impl<R: LateRule> Protocol for PermissionLazy<R> {
         full_service: true,
         gathers: false,
         arbitrated: false,
-        price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
+        price: |sites, _| Price { min: 0, max: Some(3 * (sites - 1)) },
         survives: SURVIVES,
     };
 

@@ -82,7 +82,7 @@ impl Protocol for PermissionLazyAsPrinted {
         full_service: false,
         gathers: false,
         arbitrated: false,
-        price: |sites| Price { min: 0, max: Some(3 * (sites - 1)) },
+        price: |sites, _| Price { min: 0, max: Some(3 * (sites - 1)) },
         survives: &["pause", "partition"],
     };
 

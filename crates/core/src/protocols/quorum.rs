@@ -524,7 +524,7 @@ pub(super) fn request_sets(me: SiteId, cluster: &Cluster) -> Vec<RequestSet> {
 
 /// Three messages for each arbiter but the site itself, in the smallest set that is chosen for any
 /// number of units: that for a single one. No bound under contention.
-pub(super) fn price(sites: u64) -> Price {
+pub(super) fn price(sites: u64, _units: u64) -> Price {
     let sites = u16::try_from(sites).unwrap_or(u16::MAX);
     let smallest = RequestSets::new(&Terms::new(sites, 1)).ok().and_then(|sets| {
         let others = |site: SiteId| {

@@ -210,7 +210,7 @@ impl<R: Rules> Protocol for Roaming<R> {
         full_service: true,
         gathers: false,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: SURVIVES,
     };
 

@@ -141,7 +141,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
         full_service: true,
         gathers: false,
         arbitrated: false,
-        price: |sites| Price { min: 2 * (sites - 1), max: Some(2 * (sites - 1)) },
+        price: |sites, _| Price { min: 2 * (sites - 1), max: Some(2 * (sites - 1)) },
         survives: &["pause", "partition"],
     };
 

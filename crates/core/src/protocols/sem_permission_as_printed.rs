@@ -119,7 +119,7 @@ impl<R: Reading> Semaphore for Annex<R> {
         full_service: false,
         gathers: false,
         arbitrated: false,
-        price: |sites| Price { min: 2 * (sites - 1), max: Some(2 * (sites - 1)) },
+        price: |sites, _| Price { min: 2 * (sites - 1), max: Some(2 * (sites - 1)) },
         survives: &["pause", "partition"],
     };
 

@@ -146,7 +146,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
         full_service: true,
         gathers: false,
         arbitrated: false,
-        price: |sites| Price { min: 0, max: Some(sites) },
+        price: |sites, _| Price { min: 0, max: Some(sites) },
         survives: &["pause", "partition"],
     };
 

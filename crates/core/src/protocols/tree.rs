@@ -199,7 +199,7 @@ impl<R: Rules> Protocol for Tree<R> {
         full_service: true,
         gathers: true,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &["pause", "partition", "arbitrary-start", "corrupt"],
     };
 

@@ -156,7 +156,7 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
         full_service: false,
         gathers: true,
         arbitrated: false,
-        price: |_| Price { min: 0, max: None },
+        price: |_, _| Price { min: 0, max: None },
         survives: &[],
     };
 

@@ -10,7 +10,6 @@ use kofm_sim::span::Span;
 
 /// The fewest and the most messages that a claim cost over many runs of a cluster of `sites`.
 fn ends(kind: Kind, sites: u16, seeds: u64) -> (u32, u32) {
-    let price = (kind.profile().price)(sites.into());
     let (mut min, mut max) = (u32::MAX, 0);
     for seed in 0..seeds {
         let mut rng = Rng::new(seed);
@@ -24,6 +23,7 @@ fn ends(kind: Kind, sites: u16, seeds: u64) -> (u32, u32) {
             seed,
             ..Setup::new(Cluster::new(sites, units))
         };
+        let price = (kind.profile().price)(sites.into(), units.into());
         let cost = simulate(kind, &setup).messages_per_grant();
         assert!(u64::from(cost.min) >= price.min, "{} {setup:?}: {cost:?}", kind.name());
         let within = price.max.is_none_or(|max| u64::from(cost.max) <= max);

@@ -115,7 +115,10 @@ fn no_claim_is_cheaper_than_the_profile_says() {
             let others =
                 |site| sets.of(site).arbiters.iter().filter(|&&a| a != site).count() as u64;
             let least = sets.sites().map(others).min().unwrap_or(0);
-            assert!(price(sites.into()).min <= 3 * least, "{sites} sites, {units} units");
+            assert!(
+                price(sites.into(), units.into()).min <= 3 * least,
+                "{sites} sites, {units} units"
+            );
         }
     }
 }
