@@ -8,7 +8,7 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.
@@ -260,8 +260,8 @@ mod tests {
 
     fn samples() -> Vec<(&'static str, Frame)> {
         let hello = Hello {
-            oldest: 2,
-            newest: 2,
+            oldest: 3,
+            newest: 3,
             cluster: "lab".into(),
             from: SiteId(0),
             to: SiteId(2),
@@ -273,23 +273,23 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d02010000150000002ad5a8640202036c61620002ac02000588\
+                "6b6f666d0301000015000000d6b412fd0303036c61620002ac02000588\
                  8e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
-            ("6b6f666d020200000000000007685645", Frame::Welcome),
-            ("6b6f666d0203000004000000aaa2866203026e6f", Frame::Refuse(refuse)),
+            ("6b6f666d03020000000000009968fc89", Frame::Welcome),
+            ("6b6f666d0303000004000000c5ee23f903026e6f", Frame::Refuse(refuse)),
             (
-                "6b6f666d020400000500000043c5f40d0780016869",
+                "6b6f666d0304000005000000c61c62d00780016869",
                 Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
             ),
-            ("6b6f666d02050000010000004bb45a0209", Frame::Ack { ack: 9 }),
-            ("6b6f666d0206000000000000144c19b1", Frame::Bye),
+            ("6b6f666d030500000100000008a0211509", Frame::Ack { ack: 9 }),
+            ("6b6f666d03060000000000008a4cb37d", Frame::Bye),
             (
-                "6b6f666d02070000060000006927bb25036c61620162",
+                "6b6f666d03070000060000001fc6b4b8036c61620162",
                 Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
             ),
-            ("6b6f666d0208000002000000c23b5d0c6869", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0308000002000000fc509fe36869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x02\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x03\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);
@@ -366,7 +366,7 @@ mod tests {
                 // A right header in front, so that bodies are reached.
                 let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
-                buffer.put_slice(b"kofm\x02");
+                buffer.put_slice(b"kofm\x03");
                 buffer.put_slice(&[kind, 0, 0]);
                 buffer.put_u32_le(u32::try_from(body.len()).unwrap());
                 let sum = checksum(&buffer[..12], &body);

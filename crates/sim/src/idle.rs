@@ -1,8 +1,8 @@
 //! Nobody waits beside free units: the promise of protocols that say where idle units are.
 //!
 //! Holders may keep their units for days. So the oldest claim must get units that lie idle where
-//! nobody needs them, whomever it was sent to wait for. It is judged where no message is on its
-//! way.
+//! nobody needs them, whomever it was sent to wait for. What is here for a demand over several pools
+//! may be reserved for it. It is judged where no message is on its way.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +21,13 @@ impl Stock {
     fn needs(&self, pool: PoolId) -> bool {
         self.waiting.iter().any(|(_, demand)| demand.units(pool).0 > 0)
     }
+
+    /// Whether a claim other than this one may have taken units, while it waits for others.
+    fn reserves(&self, pool: PoolId, but: Stamp) -> bool {
+        let others = self.waiting.iter().filter(|(claim, _)| *claim != but);
+        let mut demands = others.map(|(_, demand)| demand);
+        demands.any(|demand| demand.units(pool).0 > 0 && demand.parts().count() > 1)
+    }
 }
 
 /// The oldest claim, if units lie idle that would serve it.
@@ -34,7 +41,9 @@ pub(crate) fn overlooked<'a>(stocks: impl Iterator<Item = &'a Stock> + Clone) ->
     for stock in stocks {
         let here = std::ptr::eq(stock, home);
         for unit in &stock.idle {
-            if here || !stock.needs(unit.pool) {
+            let free =
+                if here { !stock.reserves(unit.pool, *oldest) } else { !stock.needs(unit.pool) };
+            if free {
                 *spare.entry(unit.pool).or_default() += 1;
             }
         }

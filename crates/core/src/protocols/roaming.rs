@@ -4,13 +4,13 @@
 //!
 //! Every unit is owned by one site or on its way to one. A site grants from the units it owns,
 //! without a message. A claim that its site cannot serve asks the *switchboard* of the pool, a
-//! site that knows where units are; that tells a site which has some to give them to the claim.
-//! What a site has goes to the oldest first, be it a claim of its own or one that was sent there.
+//! site that decides who gives units to whom, one ask after the other. What was decided is the
+//! *plan*: whoever is told to give units does so in its turn, and nobody reports that it was done.
 //!
 //! # Source
 //!
-//! Ours. Tokens as in Raynal 1990 (RR-1342), §7; one who knows where they are, as the manager of
-//! shared pages in Li and Hudak 1989.
+//! Ours. Tokens as in Raynal 1990 (RR-1342), §7; one who knows where they are, and counts a page as
+//! moved when it sends somebody for it, as the manager of shared pages in Li and Hudak 1989.
 //!
 //! # Messages
 //!
@@ -18,29 +18,29 @@
 //!
 //! | part | from | to | meaning |
 //! | --- | --- | --- | --- |
-//! | `asks` | claimant | switchboard | so many units lack |
-//! | `wants` | switchboard | owner | give units to this claim |
-//! | `units`, `served` | owner | claimant | these are yours now, for this claim |
-//! | `came` | claimant | switchboard | they have arrived |
-//! | `bounced` | owner | switchboard | there is no unit for this claim here |
-//! | `units`, `home` | owner | switchboard | nobody here needs these, and they are scarce |
-//! | `idle`, `spare` | owner | switchboard | nobody here needs these |
-//! | `ended` | switchboard | claimant | nobody else has so many units |
+//! | `asks` | claimant | switchboard | this site has to have so many units for a claim |
+//! | `wants` | switchboard | owner | give units to that site, for this claim |
+//! | `units` | owner | claimant | these are yours now |
+//! | `later` | switchboard | claimant | there are not so many in this epoch |
+//! | `spare` | owner | switchboard | so many are idle here, and nobody here waits |
+//! | `watch` | switchboard | owner | somebody would take idle units |
+//! | `home` | owner | switchboard | here they are |
 //! | `seeks`, `sated` | claimant | switchboard | this claim has waited for long; no more |
-//! | `seekers`, `forget` | switchboard | owner | the same, for those who may have units to spare |
-//! | `units`, `found` | owner | claimant | these nobody needs here, and you seek some |
-//! | `strayed` | claimant | switchboard | they have arrived |
 //!
 //! Each pool has its switchboard at another site. It grants nothing and holds no lock.
 //!
 //! # Cost
 //!
-//! Nothing for a claim that its site can serve. Otherwise an ask, a want, the units, and a note
-//! that they came: 4 messages, or fewer where one of the sites is the switchboard. While claims
-//! wait, units that nobody was sent for go to the switchboard, and cost 3: ask, units, home. A
-//! unit that is released goes straight to the claim that was sent for it: one message per
-//! hand-over. A claim that waits for more than a tenth of a second costs more: its site asks
-//! whoever may have units to spare, which is two messages for each of them and four beside.
+//! Nothing for a claim that its site can serve. Otherwise an ask, and a want and the units for each
+//! site that gives some: 3 messages with one unit, never more; fewer where one of the sites is the
+//! switchboard, which sends what it decided along with units that go the same way. A unit that is
+//! released goes straight to the next claim: one message per hand-over. In pools of more than three
+//! units the switchboard is told where some lie idle, and while some are scarce they are sent to
+//! it.
+//!
+//! No claim of a pool with M units at n sites costs more than n + 4M: an ask; M wants, and M
+//! messages with units; if it has waited for a tenth of a second, a seek and its end, n - 2 watches
+//! and one more for each unit that came of them but the last, and M messages with such units.
 //!
 //! # Assumes
 //!
@@ -52,29 +52,40 @@
 //! Units are conserved: only the owner uses a unit or gives it away, and then it is the owner no
 //! more. Fences grow per unit, because the clock travels with it.
 //!
-//! Nobody is forgotten. A site is owed what its claims lack; that is at the switchboard, or with a
-//! site that owns a unit for it. A site that is sent more claims than it owns units sends back the
-//! youngest; one that yields gathered units to an older claim asks for them again. Whatever moves
-//! is told to the switchboard, at the latest when it is released.
+//! # Why everybody's turn comes
 //!
-//! So look at the oldest claim that waits. At the switchboard it waits for nobody, because claims
-//! are kept there only while an older one has been sent and has not been served. Where it is sent
-//! it is first for every unit that becomes idle, also for those that a younger one has gathered.
-//! What it has nobody takes: at its own site others pass it only while it has or is owed all its
-//! units apart from those that they use. It is granted once the present holders release. Only
-//! finitely many claims are older than any claim, so everybody's turn comes.
+//! Let us look at one pool first. The plan is a sequence, and an ask is absolute: when it is
+//! decided, its site has as many units as the claim needs, once all is done that was decided
+//! before. A site serves in the order of the plan: a want goes before own claims that asked and had
+//! not been heard when it was decided, and behind the others (`line`). So whoever waits, waits for
+//! holders, for messages on their way, and for what was decided earlier. Of all that is not done
+//! the first waits for holders only.
+//!
+//! Claims that did not ask count on units that are here, or that an earlier ask brings. They take
+//! their turn with the wants, by age, behind that ask. If a want that goes before them takes what
+//! they counted on, they ask after all: once, for who has asked keeps its place.
+//!
+//! A claim over several pools takes them one after the other, in the order of the pools. Whoever
+//! has taken all it needs of the last pool holds it. So in the last pool everybody waits for
+//! holders only, in the one before for those and for claims that wait in the last one, and so on.
 //!
 //! Nor does the oldest claim wait beside free units until a holder releases, who may keep his for
 //! days: see `search`.
 //!
 //! # What order is kept
 //!
-//! A unit is given to the oldest claim that was sent for it, and reserved units are yielded to any
-//! older claim that is sent, never to a younger one. Units that came for one claim are used for
-//! it, past older claims of its site that wait for other units, which they asked for. Between
-//! claims that wait for different units there is no order: one that its own site can serve passes
-//! older ones elsewhere, for nothing; and one that fits behind a holder passes an older one that
-//! does not. So how often a claim is overtaken has no bound but the holding times.
+//! That of the plan, in which the switchboard hears of claims. Units that a claim has gathered, and
+//! that are not enough yet, go to whoever is before it in the plan, never to anybody behind it.
+//! Claims of one site go by their stamps: in its turn a claim lets older ones of its site go first
+//! that can be served with what is there. So do all that come to a site between two of its asks. In
+//! pools of more than three units, gathered ones may be lent to younger claims of the same site,
+//! twice. A claim that its own site can serve passes others elsewhere, for nothing.
+//!
+//! Why not by stamps everywhere? The stamp of a site that was quiet is old, whenever its claim was
+//! made: it would pass all who have waited for hours. And a claim that is older than others which
+//! have been decided, and not done, would have to be sent before each of them in every line at
+//! once; where it is sent before some of them only, gathering claims wait for each other in a
+//! circle. The seeds found many.
 //!
 //! # Differs from the sources
 //!
@@ -84,8 +95,8 @@
 mod board;
 mod check;
 mod epoch;
+mod line;
 mod pool;
-mod queue;
 mod rules;
 mod search;
 mod turn;
@@ -97,10 +108,9 @@ use core::marker::PhantomData;
 use serde::{Deserialize, Serialize};
 
 use self::board::Board;
-pub use self::pool::Came;
 use self::pool::Pool;
 pub use self::rules::{Rules, Sound};
-pub use self::search::{Restless, Search};
+pub use self::search::Restless;
 use self::turn::Turn;
 use crate::epoch::Survey;
 use crate::protocol::{Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, SURVIVES, Service};
@@ -120,7 +130,9 @@ pub struct Roaming<R = Sound> {
 /// One of the site's own claims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Own {
-    Waiting(Demand),
+    /// It waits for units of the first pool that it has taken none of; or, for this epoch, for
+    /// nothing, because that pool has not so many now.
+    Waiting { demand: Demand, taken: Vec<Unit>, aside: Option<PoolId> },
     /// Its units, as they were granted.
     Held(Vec<Unit>),
 }
@@ -139,28 +151,66 @@ pub struct Part {
     pub pool: PoolId,
     /// Units that the receiver owns from now on.
     pub units: Vec<u32>,
-    /// Claims of the receiver that they are for.
-    pub served: Vec<(Stamp, u32)>,
-    /// Whether claims wait: then they go to the switchboard when the receiver does not need them.
-    pub scarce: bool,
-    /// From the switchboard: claims to give units to.
-    pub wants: Vec<(Stamp, u32)>,
-    /// From the switchboard: asks that ended, because nobody else has so many units.
-    pub ended: Vec<(Stamp, u32)>,
-    /// To the switchboard, like all that follows: units that claims of the sender lack.
-    pub asks: Vec<(Stamp, u32)>,
-    /// Claims that it sent and that the sender has no units for.
-    pub bounced: Vec<(Stamp, u32)>,
-    /// Units that have come for claims of the sender.
-    pub came: Vec<Came>,
-    /// Claims of the sender that released units, which are in this message.
-    pub home: Vec<(Stamp, u32)>,
-    /// Claims of the sender that released units, which are idle there.
-    pub idle: Vec<(Stamp, u32)>,
-    /// Idle units of the sender that nobody there needs.
+    /// From the switchboard, like all up to `asks`: claims to give units to.
+    pub wants: Vec<Want>,
+    /// Claims of the receiver that want more than there is in this epoch.
+    pub later: Vec<Stamp>,
+    /// Somebody would take so many idle units: they are to go to the switchboard.
+    pub watch: u32,
+    /// To the switchboard, like all that follows: what claims of the sender lack.
+    pub asks: Vec<Ask>,
+    /// Idle units that the switchboard's site owns from now on.
+    pub home: Home,
+    /// Idle units of the sender that nobody there waits for.
     pub spare: u32,
-    /// What it says of claims that have waited for long.
-    pub search: Search,
+    /// A claim of the sender that seeks no more.
+    pub sated: Option<Stamp>,
+    /// A claim of the sender that has waited for long.
+    pub seeks: Option<Seek>,
+}
+
+/// Idle units that a site sends to the switchboard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Home {
+    /// The units.
+    pub units: Vec<u32>,
+    /// How many are left there.
+    pub left: u32,
+    /// How many units the switchboard has told the site to give, as far as it has heard.
+    pub told: u64,
+}
+
+/// An own claim asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ask {
+    /// The claim.
+    pub claim: Stamp,
+    /// How many units its site has to have.
+    pub units: u32,
+    /// How many it would take, where others have idle ones.
+    pub most: u32,
+}
+
+/// What the switchboard has decided: a site is to give units to a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Want {
+    /// The claim.
+    pub claim: Stamp,
+    /// How many.
+    pub units: u32,
+    /// How many asks of the site the switchboard had heard then.
+    pub heard: u64,
+}
+
+/// An own claim has waited for long: it takes units that lie idle, wherever they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Seek {
+    /// The claim.
+    pub claim: Stamp,
+    /// How many units it and all that go before it lack.
+    pub lack: u32,
+    /// How many units the switchboard has told its site to give, as far as it has heard.
+    pub told: u64,
 }
 
 impl Part {
@@ -169,34 +219,15 @@ impl Part {
         Self {
             pool,
             units: Vec::new(),
-            served: Vec::new(),
-            scarce: false,
             wants: Vec::new(),
-            ended: Vec::new(),
+            later: Vec::new(),
+            watch: 0,
             asks: Vec::new(),
-            bounced: Vec::new(),
-            came: Vec::new(),
-            home: Vec::new(),
-            idle: Vec::new(),
+            home: Home { units: Vec::new(), left: 0, told: 0 },
             spare: 0,
-            search: Search::new(),
+            sated: None,
+            seeks: None,
         }
-    }
-
-    /// Adds a unit, in order.
-    fn add(&mut self, unit: u32) {
-        let at = self.units.partition_point(|&other| other < unit);
-        self.units.insert(at, unit);
-    }
-
-    /// Whether it says what only the switchboard wants to know.
-    const fn is_news(&self) -> bool {
-        !(self.asks.is_empty()
-            && self.bounced.is_empty()
-            && self.came.is_empty()
-            && self.home.is_empty()
-            && self.idle.is_empty()
-            && !self.search.is_news())
     }
 }
 
@@ -210,7 +241,10 @@ impl<R: Rules> Protocol for Roaming<R> {
         full_service: true,
         gathers: false,
         arbitrated: false,
-        price: |_, _| Price { min: 0, max: None },
+        price: |sites, units| Price {
+            min: 0,
+            max: Some(if units == 1 { 3 } else { sites + 4 * units }),
+        },
         survives: SURVIVES,
     };
 
@@ -231,13 +265,7 @@ impl<R: Rules> Protocol for Roaming<R> {
 
     fn on_claim(&mut self, claim: Stamp, demand: Demand, out: &mut EffectsOf<Self>) {
         let mut turn = Turn::default();
-        for (id, units) in demand.parts() {
-            self.touch(id, &mut turn).enter(claim, units.0);
-            turn.fresh.push((id, claim));
-            turn.short.push(id);
-        }
-        self.claims.insert(claim, Own::Waiting(demand));
-        turn.claimed = Some(claim);
+        self.wait(claim, demand, &mut turn);
         self.finish(turn, out);
     }
 
@@ -255,30 +283,29 @@ impl<R: Rules> Protocol for Roaming<R> {
         }
         let mut turn = Turn::default();
         for unit in freed {
-            let pool = self.touch(unit.pool, &mut turn);
+            let pool = &mut self.pools[unit.pool.index()];
             if !pool.has(unit.number) && R::DROPS_WHAT_IS_OUT {
                 // The pool was made smaller while it was in use, or this unit taken out of it.
                 continue;
             }
             pool.idle.push_back(unit.number);
-            pool.queue.grow(1);
-            turn.freed.push((unit, claim));
+            turn.touch(unit.pool);
+            turn.released.insert(unit.pool);
         }
         self.finish(turn, out);
     }
 
     fn on_withdraw(&mut self, claim: Stamp, out: &mut EffectsOf<Self>) {
-        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return };
-        let demand = demand.clone();
-        self.claims.remove(&claim);
+        let Some(Own::Waiting { demand, .. }) = self.claims.get(&claim) else { return };
         let mut turn = Turn::default();
-        for (id, units) in demand.parts() {
-            let pool = self.touch(id, &mut turn);
-            if R::FREES_ON_WITHDRAW {
-                pool.queue.take(claim, None);
-            }
-            pool.forget_need(claim, units.0);
+        for id in demand.pools() {
+            self.pools[id.index()].line.leave(claim);
+            turn.touch(id);
         }
+        if R::FREES_ON_WITHDRAW {
+            self.let_go_of(claim, &mut turn);
+        }
+        self.claims.remove(&claim);
         self.finish(turn, out);
     }
 
@@ -306,30 +333,36 @@ impl<R: Rules> Protocol for Roaming<R> {
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {
-        let Some(Own::Waiting(demand)) = self.claims.get(&claim) else { return Vec::new() };
+        let Some(Own::Waiting { demand, aside, .. }) = self.claims.get(&claim) else {
+            return Vec::new();
+        };
         let mut list = Vec::new();
+        if let Some(pool) = *aside {
+            let site = self.pools[pool.index()].desk;
+            list.push(Blocker { site, pool, units: demand.units(pool), claim: None });
+        }
         for id in demand.pools() {
             let pool = &self.pools[id.index()];
-            if pool.queue.fits(claim) {
+            if pool.line.units(claim) == 0 {
                 continue;
             }
             let mut block = |site, units, claim| {
                 list.push(Blocker { site, pool: id, units: Units(units), claim });
             };
-            for (older, units) in pool.queue.older(claim) {
-                block(older.site, units, Some(older));
+            for (place, units) in pool.line.iter().take_while(|entry| entry.0.claim != claim) {
+                block(place.claim.site, units, Some(place.claim));
             }
-            for (&holder, own) in &self.claims {
-                if let Own::Held(units) = own {
-                    let held = units.iter().filter(|unit| unit.pool == id).count();
-                    if held > 0 {
-                        block(self.me, u32::try_from(held).unwrap_or(u32::MAX), Some(holder));
-                    }
+            for (&other, own) in &self.claims {
+                let (Own::Waiting { taken: units, .. } | Own::Held(units)) = own;
+                let has = units.iter().filter(|unit| unit.pool == id).count();
+                if has > 0 && other != claim {
+                    block(self.me, u32::try_from(has).unwrap_or(u32::MAX), Some(other));
                 }
             }
-            let due = u32::try_from(pool.due_up_to(claim)).unwrap_or(u32::MAX);
-            if due > 0 {
-                block(pool.desk, due, None);
+            let owned = u32::try_from(pool.owned.len()).unwrap_or(u32::MAX);
+            let lack = pool.line.units(claim).saturating_sub(owned);
+            if lack > 0 {
+                block(pool.desk, lack, None);
             }
         }
         list
@@ -337,40 +370,55 @@ impl<R: Rules> Protocol for Roaming<R> {
 
     fn is_at_rest(&self) -> bool {
         let idle = |pool: &Pool| {
-            pool.queue.is_empty()
-                && pool.due.is_empty()
+            pool.line.is_empty()
                 && pool.seeking.is_empty()
                 && pool.board.as_ref().is_none_or(Board::is_empty)
         };
         self.claims.is_empty() && self.pools.iter().all(idle)
     }
 
-    fn audit(&self) {
-        for pool in &self.pools {
-            assert_eq!(pool.queue.idle(), pool.idle.len() as u64, "idle units are counted");
-            let got: u64 = pool.got.values().map(|&got| u64::from(got)).sum();
-            assert!(got <= pool.queue.idle(), "what is kept is idle");
-            assert!(pool.wanted <= u64::from(pool.count()), "every want has a unit");
-            for (claim, &wants) in &pool.wants {
-                assert_eq!(wants, pool.queue.units(*claim), "wants are in the queue");
-            }
-            for (&units, claims) in &pool.needs {
-                let oldest = *claims.first().expect("no empty sets are kept");
-                assert!(pool.covered(oldest) >= u64::from(units), "{oldest} is covered");
-            }
-        }
-    }
-
     fn idle_units(&self) -> Option<Vec<Unit>> {
         Some(self.idle())
+    }
+
+    fn audit(&self) {
+        for pool in &self.pools {
+            let mut known: Vec<u32> = pool.idle.iter().copied().collect();
+            for own in self.claims.values() {
+                let (Own::Waiting { taken: units, .. } | Own::Held(units)) = own;
+                let here = units.iter().filter(|unit| unit.pool == pool.id);
+                known.extend(here.map(|unit| unit.number));
+            }
+            known.sort_unstable();
+            assert!(known.is_sorted_by(|a, b| a < b), "a unit is idle or with one claim");
+            let mut owned = pool.owned.iter().filter(|unit| pool.has(**unit));
+            let lost = owned.find(|unit| known.binary_search(unit).is_err());
+            assert_eq!(lost, None, "who has lost this unit?");
+            pool.line.audit();
+            if let Some(board) = &pool.board {
+                board.audit();
+            }
+        }
     }
 
     fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
         Self::begin(me, cluster, survey)
     }
 
-    fn on_resume(&mut self, _survey: &Survey, out: &mut EffectsOf<Self>) {
-        self.go_on(out);
+    fn on_resume(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
+        self.go_on(survey, out);
+    }
+}
+
+impl<R: Rules> Roaming<R> {
+    /// A claim waits from now on, for its first pool.
+    fn wait(&mut self, claim: Stamp, demand: Demand, turn: &mut Turn) {
+        let all: Vec<(PoolId, Units)> = demand.parts().collect();
+        let first = if R::POOL_BY_POOL { 1 } else { all.len() };
+        self.claims.insert(claim, Own::Waiting { demand, taken: Vec::new(), aside: None });
+        for &(id, units) in all.iter().take(first) {
+            self.join(id, claim, units.0, turn);
+        }
     }
 }
 

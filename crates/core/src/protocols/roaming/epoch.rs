@@ -31,7 +31,7 @@ impl<R: Rules> Roaming<R> {
         }
         let pools = (0..).map(PoolId).zip(&cluster.pools);
         let pool = |(id, &units): (PoolId, &Units)| {
-            let mut pool = Pool::new(id, units.0, switchboard(id, cluster.sites, &members));
+            let mut pool = Pool::new(id, units.0, me, switchboard(id, cluster.sites, &members));
             if pool.desk == me {
                 pool.board = Some(Board::new());
             }
@@ -58,30 +58,19 @@ impl<R: Rules> Roaming<R> {
         let claims = BTreeMap::new();
         let mut fresh = Self { me, sites: cluster.sites, pools, claims, rules: PhantomData };
         for (claim, standing) in survey.of(me) {
-            let own = if let Some(units) = &standing.held {
-                Own::Held(units.clone())
-            } else {
-                for (id, units) in standing.demand.parts() {
-                    fresh.pools[id.index()].enter(claim, units.0);
-                }
-                Own::Waiting(standing.demand.clone())
-            };
-            fresh.claims.insert(claim, own);
+            if let Some(units) = &standing.held {
+                fresh.claims.insert(claim, Own::Held(units.clone()));
+            }
         }
         fresh
     }
 
-    /// Grants what can be, and asks for what lacks.
-    pub(super) fn go_on(&mut self, out: &mut EffectsOf<Self>) {
+    /// Those who waited do so again, the oldest first.
+    pub(super) fn go_on(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
         let mut turn = Turn::default();
-        for pool in 0..self.pools.len() {
-            let id = self.pools[pool].id;
-            self.touch(id, &mut turn);
-            turn.short.push(id);
-        }
-        for (&claim, own) in &self.claims {
-            if let Own::Waiting(demand) = own {
-                turn.fresh.extend(demand.pools().map(|id| (id, claim)));
+        for (claim, standing) in survey.of(self.me) {
+            if standing.held.is_none() {
+                self.wait(claim, standing.demand.clone(), &mut turn);
             }
         }
         self.finish(turn, out);
@@ -93,6 +82,11 @@ impl<R: Rules> Roaming<R> {
             pool.idle.iter().map(|&number| Unit { pool: pool.id, number }).collect()
         };
         let mut list: Vec<Unit> = self.pools.iter().flat_map(idle).collect();
+        for own in self.claims.values() {
+            if let Own::Waiting { taken, .. } = own {
+                list.extend(taken);
+            }
+        }
         list.sort_unstable();
         list
     }
@@ -107,10 +101,9 @@ impl Pool {
         if site != me {
             return;
         }
+        self.owned.insert(number);
         if idle {
-            self.own(number);
-        } else {
-            self.owned.insert(number);
+            self.idle.push_back(number);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What a site knows of one pool: the units it owns, who wants them, what it is owed.
+//! What a site knows of one pool: the units it owns, and who waits for them.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 
-use serde::{Deserialize, Serialize};
-
+use super::Want;
 use super::board::Board;
-use super::queue::Queue;
+use super::line::{Line, Place};
 use super::search::Seeking;
 use crate::types::{PoolId, SiteId, Stamp};
 
@@ -23,28 +23,17 @@ pub(super) struct Pool {
     pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
     pub(super) idle: VecDeque<u32>,
-    /// Own claims that wait, and wants of others, oldest first. Invariant: it counts as many idle
-    /// units as there are.
-    pub(super) queue: Queue,
-    /// Claims of others that the switchboard sent here, which are in the queue. Invariant: all in
-    /// all no more than units are owned here, so that there is one for each.
-    pub(super) wants: BTreeMap<Stamp, u32>,
-    /// All of them.
-    pub(super) wanted: u64,
-    /// Own claims that wait, by the units that they ask for.
-    pub(super) needs: BTreeMap<u32, BTreeSet<Stamp>>,
-    /// The units that they ask for, all in all.
-    pub(super) needed: u64,
-    /// What own claims are owed: asked for, and not here. Invariant: with the owned units, what is
-    /// owed up to each waiting claim is as much as it asks for.
-    pub(super) due: BTreeMap<Stamp, u32>,
-    /// Idle units that came for own claims which still wait. Invariant: no more than are idle.
-    pub(super) got: BTreeMap<Stamp, u32>,
-    /// Own claims whose units the switchboard has not heard of, or not whether they are used.
-    pub(super) news: BTreeMap<(Stamp, SiteId), u32>,
-    /// Units that go to the switchboard when nobody here needs them, with the claims that they
-    /// came for.
-    pub(super) homing: BTreeMap<u32, Stamp>,
+    /// The own claim whose turn it is and that lacks units, and how often others took those that
+    /// are here.
+    pub(super) lent: (Option<Stamp>, u32),
+    /// Who waits.
+    pub(super) line: Line,
+    /// Whether units have come of which the switchboard has not heard since that they are idle.
+    pub(super) news: bool,
+    /// Own claims that ask when the only unit of the pool goes to the switchboard's site.
+    pub(super) riders: Vec<Stamp>,
+    /// At the switchboard: decisions that travel with units, which go from here to the same site.
+    pub(super) along: BTreeMap<SiteId, Vec<Want>>,
     /// Who seeks.
     pub(super) seeking: Seeking,
     /// The site that has the pool's switchboard.
@@ -53,20 +42,9 @@ pub(super) struct Pool {
     pub(super) board: Option<Board>,
 }
 
-/// Units that came for a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Came {
-    /// The claim.
-    pub claim: Stamp,
-    /// The site that gave them.
-    pub from: SiteId,
-    /// How many.
-    pub units: u32,
-}
-
 impl Pool {
     /// A pool of which nothing is here.
-    pub(super) const fn new(id: PoolId, units: u32, desk: SiteId) -> Self {
+    pub(super) const fn new(id: PoolId, units: u32, me: SiteId, desk: SiteId) -> Self {
         Self {
             id,
             capacity: units,
@@ -74,15 +52,11 @@ impl Pool {
             out: BTreeSet::new(),
             owned: BTreeSet::new(),
             idle: VecDeque::new(),
-            queue: Queue::new(),
-            wants: BTreeMap::new(),
-            wanted: 0,
-            needs: BTreeMap::new(),
-            needed: 0,
-            due: BTreeMap::new(),
-            got: BTreeMap::new(),
-            news: BTreeMap::new(),
-            homing: BTreeMap::new(),
+            lent: (None, 0),
+            line: Line::new(me),
+            news: false,
+            riders: Vec::new(),
+            along: BTreeMap::new(),
             seeking: Seeking::new(),
             desk,
             board: None,
@@ -101,89 +75,25 @@ impl Pool {
         unit < self.end && !self.out.contains(&unit)
     }
 
-    /// An own claim waits from now on.
-    pub(super) fn enter(&mut self, claim: Stamp, units: u32) {
-        self.queue.add(claim, units);
-        self.needs.entry(units).or_default().insert(claim);
-        self.needed += u64::from(units);
-    }
-
-    /// Owns a unit from now on, idle.
-    pub(super) fn own(&mut self, unit: u32) {
-        self.owned.insert(unit);
-        self.idle.push_back(unit);
-        self.queue.grow(1);
-    }
-
-    /// How many units it owns.
-    pub(super) fn count(&self) -> u32 {
-        u32::try_from(self.owned.len()).expect("a pool has fewer than 2^32 units")
-    }
-
-    /// Units that this site owns or is owed for claims up to this one.
-    pub(super) fn covered(&self, claim: Stamp) -> u64 {
-        u64::from(self.count()) + self.due_up_to(claim)
-    }
-
-    /// Units that this site is owed for claims up to this one.
-    pub(super) fn due_up_to(&self, claim: Stamp) -> u64 {
-        self.due.range(..=claim).map(|(_, &units)| u64::from(units)).sum()
-    }
-
-    /// Idle units that nobody here needs.
+    /// Idle units that nobody here waits for.
     pub(super) fn spare(&self) -> u32 {
-        u32::try_from(self.queue.spare()).unwrap_or(u32::MAX)
+        let idle = if self.line.is_empty() { self.idle.len() } else { 0 };
+        u32::try_from(idle).unwrap_or(u32::MAX)
     }
 
-    /// Takes what came for a claim out of its account.
-    pub(super) fn settle_due(&mut self, claim: Stamp, count: u32) {
-        let due = self.due.get_mut(&claim).expect("checked: no more comes than is due");
-        *due -= count;
-        if *due == 0 {
-            self.due.remove(&claim);
-        }
+    /// Whether the only unit of the pool goes from here to the switchboard's site soon: then an ask
+    /// can go with it.
+    pub(super) fn goes_to_desk(&self) -> bool {
+        let desk = |(place, _): (Place, u32)| place.claim.site == self.desk;
+        self.capacity == 1 && self.board.is_none() && self.line.iter().take(SOON).any(desk)
     }
 
-    /// Whether a claim gets all its units by what it asked for, without any other unit here.
-    pub(super) fn is_provided(&self, claim: Stamp, units: u32) -> bool {
-        let of = |list: &BTreeMap<Stamp, u32>| list.get(&claim).copied().unwrap_or_default();
-        of(&self.got) + of(&self.due) >= units
-    }
-
-    /// Keeps no more units for claims than there are: the oldest keep theirs.
-    pub(super) fn cut_got(&mut self) {
-        let all: u64 = self.got.values().map(|&got| u64::from(got)).sum();
-        let mut over = all.saturating_sub(self.queue.idle());
-        while over > 0
-            && let Some(mut last) = self.got.last_entry()
-        {
-            let cut = over.min(u64::from(*last.get()));
-            over -= cut;
-            *last.get_mut() -= u32::try_from(cut).expect("no more than it has");
-            if *last.get() == 0 {
-                last.remove();
-            }
-        }
-    }
-
-    /// A claim waits no more.
-    pub(super) fn forget_need(&mut self, claim: Stamp, units: u32) {
-        self.got.remove(&claim);
-        let claims = self.needs.get_mut(&units).expect("a waiting claim is noted");
-        claims.remove(&claim);
-        self.needed -= u64::from(units);
-        if claims.is_empty() {
-            self.needs.remove(&units);
-        }
-    }
-
-    /// Takes wants of another site away.
-    pub(super) fn drop_wants(&mut self, claim: Stamp, count: u32) {
-        let wants = self.wants.get_mut(&claim).expect("only wants that are here are taken");
-        *wants -= count;
-        self.wanted -= u64::from(count);
-        if *wants == 0 {
-            self.wants.remove(&claim);
-        }
+    /// Takes idle units, the least recently used first.
+    pub(super) fn draw(&mut self, count: u32) -> Vec<u32> {
+        self.idle.drain(..count as usize).collect()
     }
 }
+
+/// How many are looked at for one of the switchboard's site. An ask that waits for more than two of
+/// them would come late in the plan.
+const SOON: usize = 2;

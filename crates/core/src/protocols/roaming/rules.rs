@@ -5,23 +5,15 @@ use core::hash::Hash;
 
 /// The rules that the checker leaves out, to see that it finds what is wrong then.
 pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
-    /// A site that still waits asks anew for the units that it yields.
-    const WANTS_BACK: bool = true;
-    /// A claim that finds no unit is sent back to the switchboard.
-    const BOUNCES: bool = true;
-    /// It is not sent there again before a unit has come there.
-    const REMEMBERS_REFUSALS: bool = true;
-    /// Unless a unit came while it was on its way.
-    const EXCUSES_THE_EARLY: bool = true;
-    /// What was asked for in vain is not counted on.
-    const ENDS: bool = true;
-    /// Units that a waiting claim has gathered are given to an older one.
-    const YIELDS: bool = true;
-    /// The switchboard hears of units that have come.
-    const TELLS: bool = true;
-    /// A claim at the switchboard may wait for a younger one.
-    const BEHIND_YOUNGER: bool = false;
-    /// Units that come too late for their claim are kept.
+    /// What the switchboard decided before it heard an ask goes before the claim that asked.
+    const KEEPS_THE_PLAN: bool = true;
+    /// Who counted on units that go to somebody else asks after all.
+    const ASKS_LATE: bool = true;
+    /// A claim over several pools takes them one after the other, in one order.
+    const POOL_BY_POOL: bool = true;
+    /// In its turn a claim lets older ones of its site go first.
+    const ELDERS_FIRST: bool = true;
+    /// What arrives and is not needed any more is kept.
     const KEEPS_SURPLUS: bool = true;
     /// Who gives up waiting lets go of what was gathered.
     const FREES_ON_WITHDRAW: bool = true;
@@ -29,12 +21,6 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const ALL_POOLS: bool = true;
     /// Who has waited for long gets units that nobody needs, wherever they are.
     const SEEKS: bool = true;
-    /// The switchboard hears of units that went to who seeks.
-    const TELLS_STRAYS: bool = true;
-    /// Who seeks no more is forgotten.
-    const FORGETS: bool = true;
-    /// Who loses what it found seeks again.
-    const SEEKS_AGAIN: bool = true;
     /// What is given away is no longer owned.
     const LETS_GO: bool = true;
     /// Of a unit that is out of use nobody knows as an epoch begins.
