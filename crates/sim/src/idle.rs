@@ -1,8 +1,8 @@
 //! Nobody waits beside free units: the promise of protocols that say where idle units are.
 //!
 //! Holders may keep their units for days. So the oldest claim must get units that lie idle where
-//! nobody needs them, whomever it was sent to wait for. What is here for a demand over several pools
-//! may be reserved for it. It is judged where no message is on its way.
+//! nobody needs them, whomever it was sent to wait for. What is at its own site for a demand over
+//! several pools may be reserved. It is judged where no message is on its way.
 
 use std::collections::BTreeMap;
 
