@@ -154,20 +154,20 @@ fn everything_else() {
     all_die.holds::<Roaming>(1_453_054);
     let all_die = Case(2, &[1], &[1, 1], Budget { memory: true, ..ALL_DIE });
     all_die.holds::<Permission>(3_683_474);
-    all_die.holds::<Roaming>(2_374_001);
+    all_die.holds::<Roaming>(2_351_507);
     let memory = Case(1, &[1], &[1, 1, 0], MEMORY);
     memory.holds::<Permission>(1_152_234);
-    memory.holds::<Roaming>(758_111);
+    memory.holds::<Roaming>(739_919);
     let restart = Case(1, &[1], &[1, 1, 0], RESTART);
     restart.holds::<Permission>(1_005_267);
     restart.holds::<PermissionLazy>(860_152);
     restart.holds::<Quorum>(681_597);
-    restart.holds::<Roaming>(653_272);
+    restart.holds::<Roaming>(636_819);
     let doubt = Case(1, &[1], &[1, 1, 0], DOUBT);
     doubt.holds::<Permission>(413_073);
     doubt.holds::<PermissionLazy>(368_971);
     doubt.holds::<Quorum>(301_410);
-    doubt.holds::<Roaming>(318_820);
+    doubt.holds::<Roaming>(310_197);
     let shrink = Case(2, &[1, 2], &[1, 1, 0], resize(1));
     shrink.holds::<PermissionLazy>(64_771);
     shrink.holds::<Quorum>(101_887);
@@ -175,5 +175,5 @@ fn everything_else() {
     grow.holds::<Permission>(88_622);
     grow.holds::<PermissionLazy>(78_100);
     grow.holds::<Quorum>(117_043);
-    grow.holds::<Roaming>(21_672);
+    grow.holds::<Roaming>(19_817);
 }
