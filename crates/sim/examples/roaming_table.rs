@@ -7,8 +7,9 @@
 //! The workload, as far as the note tells it: one-way delay 1 (uniform 0.5..1.5), hold 5
 //! (exponential), 1 or 2 units per claim, a closed load of about two clients per unit but at least
 //! one per site. Each thinks so long that all together, if nobody had to wait, would use 0.1, 0.5
-//! or 1.5 times what there is. With a hot site, 80 % of the demand is there. The waits of `permission`
-//! come out as the note's, which are printed too, as are the note's two versions of `roaming`.
+//! or 1.5 times what there is. With a hot site, 80 % of the demand is there. The waits of
+//! `permission` come out as the note's, which are printed too, as are the note's two versions of
+//! `roaming`.
 
 use std::io::{Write, stdout};
 use std::ops::RangeInclusive;
