@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p kofm-sim --example roaming_table [-- SITES [UNITS [SEED]]]`
 //!
-//! Every cell is the mean over five seeds, or one seed where it is named.
+//! Every cell is the mean over five seeds, or one seed where it is named; but `most`, the messages
+//! of the dearest claim, and `over`, how many younger claims passed one, are the largest of all.
 //!
 //! The workload, as far as the note tells it: one-way delay 1 (uniform 0.5..1.5), hold 5
 //! (exponential), 1 or 2 units per claim, a closed load of about two clients per unit but at least
@@ -33,9 +34,21 @@ fn main() {
     for (hot, name, notes) in [(false, "uniform", &UNIFORM), (true, "hot", &HOT)] {
         println!("{name} demand: messages per grant and mean wait");
         println!(
-            "{:>2} {:>2} {:<5} | {:>6} {:>6} | {:>6} {:>4} {:>6} {:>6} | \
+            "{:>2} {:>2} {:<5} | {:>6} {:>6} {:>6} {:>4} | {:>6} {:>4} {:>6} {:>6} {:>4} {:>5} | \
              note: Raynal, first, final",
-            "n", "M", "load", "perm", "wait", "roam", "most", "wait", "w-rat"
+            "n",
+            "M",
+            "load",
+            "perm",
+            "wait",
+            "p99",
+            "over",
+            "roam",
+            "most",
+            "wait",
+            "p99",
+            "over",
+            "w-rat"
         );
         let mut cells = notes.iter();
         for sites in SITES {
@@ -94,6 +107,10 @@ struct Cell {
     most: u32,
     /// The wait, the mean over all.
     wait: f64,
+    /// The wait of the slowest hundredth, the mean over all.
+    slow: f64,
+    /// How many younger claims passed one at the most.
+    overtaken: u32,
     /// What went wrong.
     faults: Vec<String>,
 }
@@ -110,6 +127,8 @@ fn measure<P: Protocol>(setup: &Setup, seeds: RangeInclusive<u64>) -> Cell {
         messages: mean(|report| report.messages_per_grant().mean),
         most: reports.iter().map(|report| report.messages_per_grant().max).max().unwrap_or(0),
         wait: mean(Report::wait_mean),
+        slow: mean(|report| report.wait_at(990)),
+        overtaken: reports.iter().map(|report| report.overtaken_max).max().unwrap_or(0),
         faults: faults
             .map(|report| format!("{:?}, {} unserved", report.violations, report.unserved))
             .collect(),
@@ -120,13 +139,17 @@ fn row(base: &Cell, ours: &Cell, note: &[f64; 6]) -> String {
     let ratio = ours.wait / base.wait;
     let clean = if ours.faults.is_empty() { "" } else { " NOT CLEAN" };
     format!(
-        "{:>6.2} {:>6.2} | {:>6.2} {:>4} {:>6.2} {ratio:>6.2} | \
+        "{:>6.2} {:>6.2} {:>6.1} {:>4} | {:>6.2} {:>4} {:>6.2} {:>6.1} {:>4} {ratio:>5.2} | \
          {:>5.2} w{:<5} {:>5.2} w{:<5} {:>5.2} w{}{clean}",
         base.messages,
         base.wait,
+        base.slow,
+        base.overtaken,
         ours.messages,
         ours.most,
         ours.wait,
+        ours.slow,
+        ours.overtaken,
         note[0],
         note[1],
         note[2],

@@ -63,7 +63,8 @@
 //!
 //! Claims that did not ask count on units that are here, or that an earlier ask brings. They take
 //! their turn with the wants, by age, behind that ask. If a want that goes before them takes what
-//! they counted on, they ask after all: once, for who has asked keeps its place.
+//! they counted on, the oldest of them asks after all, and younger ones go behind that ask: once,
+//! for who has asked keeps its place.
 //!
 //! A claim over several pools takes them one after the other, in the order of the pools. Whoever
 //! has taken all it needs of the last pool holds it. So in the last pool everybody waits for
@@ -76,16 +77,16 @@
 //!
 //! That of the plan, in which the switchboard hears of claims. Units that a claim has gathered, and
 //! that are not enough yet, go to whoever is before it in the plan, never to anybody behind it.
-//! Claims of one site go by their stamps: in its turn a claim lets older ones of its site go first
-//! that can be served with what is there. So do all that come to a site between two of its asks. In
-//! pools of more than three units, gathered ones may be lent to younger claims of the same site,
-//! twice. A claim that its own site can serve passes others elsewhere, for nothing.
+//! Claims of one site go by their stamps as long as they have not asked, and in its turn a claim
+//! that has asked lets older ones of its site go first that can be served with what is there. So do
+//! all that come to a site between two of its asks. A claim that its own site can serve passes
+//! others elsewhere, for nothing.
 //!
 //! Why not by stamps everywhere? The stamp of a site that was quiet is old, whenever its claim was
 //! made: it would pass all who have waited for hours. And a claim that is older than others which
 //! have been decided, and not done, would have to be sent before each of them in every line at
 //! once; where it is sent before some of them only, gathering claims wait for each other in a
-//! circle. The seeds found many.
+//! circle: two sites with two units do, after six steps (`Rules::BY_PLAN`).
 //!
 //! # Differs from the sources
 //!
@@ -94,6 +95,7 @@
 
 mod board;
 mod check;
+mod crowd;
 mod epoch;
 mod line;
 mod pool;

@@ -9,7 +9,7 @@ use kofm_core::{
     step,
 };
 
-use crate::EldersLast;
+use crate::{ByAge, EldersLast};
 
 /// Sites whose messages are delivered when the story says so.
 struct Story<R: Rules> {
@@ -107,6 +107,32 @@ fn an_older_claim_of_the_same_site_goes_first() {
     assert!(story.granted.contains(&younger));
     let (story, [_, elder, ..]) = an_elder_has_asked_late::<EldersLast>();
     assert!(!story.granted.contains(&elder), "without that rule it waits for the younger one");
+}
+
+/// Site 1 has been quiet, so the stamp of its claim is older than that of one that was made before
+/// it at site 0 and is decided already. Each site has one unit, and both claims need two.
+fn a_quiet_site_asks_late<R: Rules>() -> (Story<R>, [Stamp; 2]) {
+    let mut story = Story::<R>::new(&Cluster::new(2, 2), &Survey::default());
+    let busy = story.claim(0, 1);
+    story.release(busy);
+    let first = story.claim(0, 2);
+    let late = story.claim(1, 2);
+    assert!(late < first);
+    story.deliver_all();
+    (story, [first, late])
+}
+
+#[test]
+fn whoever_is_heard_first_goes_first() {
+    let (mut story, [first, late]) = a_quiet_site_asks_late::<Sound>();
+    assert!(story.granted.contains(&first) && !story.granted.contains(&late));
+    story.release(first);
+    story.deliver_all();
+    assert!(story.granted.contains(&late));
+    // By their stamps site 1 keeps its unit for the late claim, and site 0 keeps one to send it
+    // there with that of site 1, which was told to give it.
+    let (story, claims) = a_quiet_site_asks_late::<ByAge>();
+    assert!(claims.iter().all(|claim| !story.granted.contains(claim)), "a circle");
 }
 
 /// A claim that needs units which a departed site may still use does not stop the others.

@@ -68,6 +68,20 @@ fn worlds() -> Vec<World> {
         world("4 sites, one unit", &[1], &[1, 1, 1, 1], &[&[1]], 2_352),
         world("4 sites, two units", &[2], &[1, 1, 1, 1], &[&[2]], 7_270),
         world("3 sites, pools of 2 and 1", &[2, 1], &[1, 1, 1], &[&[1, 1], &[2, 1], &[2]], 18_834),
+        world("3 sites, an idle owner", &[2], &[0, 1, 1], &[&[2]], 92),
+        world(
+            "3 sites, pools of 2 and 1, withdraw",
+            &[2, 1],
+            &[1, 1, 1],
+            &[&[1, 1], &[2, 1], &[2]],
+            104_047,
+        ),
+        world("two pools, slots, part", &[3, 2], &[2, 2], &[&[2, 1], &[1, 2], &[3]], 1_598_402),
+        world("four units, withdraw", &[4], &[2, 2], &[&[1], &[3], &[4]], 96_328),
+        world("four units, slots", &[4], &[2, 2], &[&[2], &[3]], 31_569),
+        world("3 sites, four units", &[4], &[1, 1, 1], &[&[2], &[3], &[4]], 32_888),
+        world("3 sites, five units", &[5], &[1, 1, 1], &[&[2], &[3]], 6_396),
+        world("3 sites, four units, again", &[4], &[2, 1, 1], &[&[2], &[3]], 45_621),
     ]
 }
 
@@ -90,6 +104,8 @@ fn restless_worlds() -> Vec<World> {
         world("3 sites, three units", &[3], &[1, 1, 1], any, 187_350),
         world("3 sites, two pools", &[1, 1], &[1, 1, 1], two, 7_382),
         world("4 sites, two units", &[2], &[1, 1, 1, 1], ones, 191_053),
+        world("four units, withdraw", &[4], &[2, 2], &[&[1], &[3]], 96_192),
+        world("3 sites, four units", &[4], &[1, 1, 1], &[&[2], &[3]], 258_491),
     ];
     let hasty = [
         world("one unit", &[1], &[2, 2], ones, 121),
@@ -97,6 +113,7 @@ fn restless_worlds() -> Vec<World> {
         world("three units", &[3], &[2, 2], any, 87_971),
         world("3 sites, one unit", &[1], &[2, 1, 1], ones, 528),
         world("3 sites, two units", &[2], &[1, 1, 1], ones, 66_506),
+        world("four units", &[4], &[2, 2], &[&[1], &[3]], 138_996),
     ];
     let timed =
         |timers| move |world: World| World { script: Script { timers, ..world.script }, ..world };
@@ -271,6 +288,7 @@ macro_rules! mutants {
 
 mutants! {
     ForgetsThePlan: KEEPS_THE_PLAN = false;
+    ByAge: BY_PLAN = false;
     NeverAsksLate: ASKS_LATE = false;
     AllPoolsAtOnce: POOL_BY_POOL = false;
     DropsSurplus: KEEPS_SURPLUS = false;

@@ -5,11 +5,14 @@
 //! decided. So a want goes before the claims that asked later, and behind those that were heard.
 //! Between two asks nothing was promised to the site, so the order of all that come in between is
 //! free: it is that of their age.
+//!
+//! Own claims that did not ask are *quiet*. They go by their age among each other: whoever asks
+//! late takes all younger ones along behind its ask. So it is enough to know at which claims the
+//! number of asks changes that they go behind, and a late ask moves nobody one by one.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-use core::ops::Bound;
+use alloc::collections::{BTreeMap, VecDeque};
 
+use super::crowd::{Crowd, OLDEST, YOUNGEST};
 use crate::types::{SiteId, Stamp};
 
 /// A place in the line.
@@ -26,16 +29,19 @@ pub(super) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Line {
     me: SiteId,
-    /// All that have a place.
+    /// Wants, and own claims that asked.
     placed: BTreeMap<Place, u32>,
-    /// Those of them that are own claims, with their places.
-    own: BTreeMap<Stamp, Place>,
+    /// Own claims that asked.
+    asking: Crowd,
+    /// Which ask each of them made.
+    asks: BTreeMap<Stamp, u64>,
+    /// Own claims that did not ask.
+    quiet: Crowd,
+    /// Quiet claims that are older than this one go behind so many asks; both numbers grow. Those
+    /// that are older than none of these are the tail, which goes behind all asks.
+    bounds: VecDeque<(Stamp, u64)>,
     /// Units that others want, by site.
     by_site: BTreeMap<SiteId, u32>,
-    /// Own claims that came last and did not ask. Their place is behind the last ask.
-    tail: BTreeMap<Stamp, u32>,
-    /// How many own claims that did not ask, in the tail or placed, need how many units.
-    quiet: BTreeMap<u32, u32>,
     /// Units that own claims need, all in all.
     needed: u64,
     /// Units that others want.
@@ -52,8 +58,7 @@ pub(super) struct Line {
 
 impl Place {
     /// Before everybody.
-    pub(super) const FIRST: Self =
-        Self { asks: 0, quiet: false, claim: Stamp { time: 0, site: SiteId(0) } };
+    pub(super) const FIRST: Self = Self { asks: 0, quiet: false, claim: OLDEST };
 }
 
 impl Line {
@@ -61,10 +66,11 @@ impl Line {
         Self {
             me,
             placed: BTreeMap::new(),
-            own: BTreeMap::new(),
+            asking: Crowd::new(),
+            asks: BTreeMap::new(),
+            quiet: Crowd::new(),
+            bounds: VecDeque::new(),
             by_site: BTreeMap::new(),
-            tail: BTreeMap::new(),
-            quiet: BTreeMap::new(),
             needed: 0,
             wanted: 0,
             told: 0,
@@ -75,7 +81,7 @@ impl Line {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.placed.is_empty() && self.tail.is_empty()
+        self.placed.is_empty() && self.quiet.is_empty()
     }
 
     /// Units that others ever wanted.
@@ -96,15 +102,19 @@ impl Line {
     /// How many units this site has for certain behind all that are in the line, if it owns so
     /// many now.
     pub(super) fn sure(&self, owned: usize) -> u64 {
-        let here = (owned as u64).saturating_sub(self.wanted);
-        here.max(self.ensured.saturating_sub(self.since))
+        self.here(owned).max(self.ensured.saturating_sub(self.since))
+    }
+
+    /// The same without what was asked for.
+    fn here(&self, owned: usize) -> u64 {
+        (owned as u64).saturating_sub(self.wanted)
     }
 
     /// Whose turn it is, and for how many units.
     pub(super) fn head(&self) -> Option<(Place, u32)> {
         let placed = self.placed.first_key_value().map(|(&place, &units)| (place, units));
-        let tail = self.tail.first_key_value().map(|(&claim, &units)| (self.last(claim), units));
-        match (placed, tail) {
+        let quiet = self.quiet.first().map(|(claim, units)| (self.quiet_place(claim), units));
+        match (placed, quiet) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
@@ -113,43 +123,28 @@ impl Line {
     /// All, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, u32)> + '_ {
         let mut placed = self.placed.iter().map(|(&place, &units)| (place, units)).peekable();
-        let tail = self.tail.iter().map(|(&claim, &units)| (self.last(claim), units));
-        let mut tail = tail.peekable();
-        core::iter::from_fn(move || match (placed.peek(), tail.peek()) {
-            (Some(one), Some(other)) if other < one => tail.next(),
+        let quiet = self.quiet.iter().map(|(claim, units)| (self.quiet_place(claim), units));
+        let mut quiet = quiet.peekable();
+        core::iter::from_fn(move || match (placed.peek(), quiet.peek()) {
+            (Some(one), Some(other)) if other < one => quiet.next(),
             (Some(_), _) => placed.next(),
-            (None, _) => tail.next(),
+            (None, _) => quiet.next(),
         })
     }
 
     /// The units of an own claim that waits here; none of any other.
     pub(super) fn units(&self, claim: Stamp) -> u32 {
-        let placed = self.own.get(&claim).and_then(|place| self.placed.get(place));
-        placed.or_else(|| self.tail.get(&claim)).copied().unwrap_or_default()
+        self.quiet.units(claim).or_else(|| self.asking.units(claim)).unwrap_or_default()
     }
 
     /// Whether an own claim waits here and has not asked.
-    pub(super) fn is_in_tail(&self, claim: Stamp) -> bool {
-        self.tail.contains_key(&claim)
+    pub(super) fn is_quiet(&self, claim: Stamp) -> bool {
+        self.quiet.units(claim).is_some()
     }
 
     /// The oldest own claim, with its units.
     pub(super) fn oldest(&self) -> Option<(Stamp, u32)> {
-        let placed = self.own.first_key_value().map(|(&claim, place)| (claim, self.placed[place]));
-        let tail = self.tail.first_key_value().map(|(&claim, &units)| (claim, units));
-        match (placed, tail) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        }
-    }
-
-    /// The oldest own claim behind `claim` that needs no more than so many units.
-    pub(super) fn next_own(&self, claim: Stamp, units: usize) -> Option<(Stamp, u32)> {
-        let behind = (Bound::Excluded(claim), Bound::Unbounded);
-        let placed = self.own.range(behind).map(|(&claim, place)| (claim, self.placed[place]));
-        let tail = self.tail.range(behind).map(|(&claim, &units)| (claim, units));
-        let all = placed.take(REACH).chain(tail.take(REACH));
-        all.filter(|own| own.1 as usize <= units).min()
+        self.asking.first().into_iter().chain(self.quiet.first()).min()
     }
 
     /// Units that claims of a site want.
@@ -157,12 +152,17 @@ impl Line {
         self.by_site.get(&site).copied().unwrap_or_default()
     }
 
-    /// The oldest own claim before `claim` that needs no more than so many units.
-    pub(super) fn elder(&self, claim: Stamp, units: usize) -> Option<(Stamp, u32)> {
-        let placed = self.own.range(..claim).map(|(&claim, place)| (claim, self.placed[place]));
-        let tail = self.tail.range(..claim).map(|(&claim, &units)| (claim, units));
-        let all = placed.take(REACH).chain(tail.take(REACH));
-        all.filter(|own| own.1 as usize <= units).min()
+    /// The oldest own claim that is older than the own one at the head, and needs no more than so
+    /// many units.
+    pub(super) fn elder(&self, head: Place, units: usize) -> Option<(Stamp, u32)> {
+        if head.quiet {
+            // Whoever is older goes before it.
+            return None;
+        }
+        let claim = head.claim;
+        let sizes = 0..u32::try_from(units).map_or(u32::MAX, |units| units.saturating_add(1));
+        let asking = self.asking.oldest(OLDEST..claim, sizes.clone());
+        asking.into_iter().chain(self.quiet.oldest(OLDEST..claim, sizes)).min()
     }
 
     /// Units of all that go before an own claim.
@@ -171,54 +171,100 @@ impl Line {
         others.map(|(_, units)| u64::from(units)).sum()
     }
 
-    /// The place of an own claim that does not ask.
-    const fn last(&self, claim: Stamp) -> Place {
-        Place { asks: self.asked, quiet: true, claim }
+    /// The place of an own claim that did not ask.
+    pub(super) fn quiet_place(&self, claim: Stamp) -> Place {
+        let bound = self.bounds.partition_point(|bound| bound.0 <= claim);
+        let asks = self.bounds.get(bound).map_or(self.asked, |bound| bound.1);
+        Place { asks, quiet: true, claim }
     }
 
-    /// An own claim comes last.
+    /// From which claim on quiet ones go behind at least so many asks.
+    fn from_ask(&self, asks: u64) -> Stamp {
+        if asks > self.asked {
+            return YOUNGEST;
+        }
+        self.start_of(self.bounds.partition_point(|bound| bound.1 < asks))
+    }
+
+    /// From which claim on quiet ones go behind `place`.
+    fn from_place(&self, place: Place) -> Stamp {
+        let start = self.from_ask(place.asks);
+        if place.quiet {
+            place.claim.clamp(start, self.from_ask(place.asks.saturating_add(1)))
+        } else {
+            start
+        }
+    }
+
+    /// The first claim of the quiet ones before the bound of this number, and behind the last one.
+    fn start_of(&self, bound: usize) -> Stamp {
+        bound.checked_sub(1).map_or(OLDEST, |before| self.bounds[before].0)
+    }
+
+    /// An own claim comes last, and takes younger ones along.
     pub(super) fn join(&mut self, claim: Stamp, units: u32) {
-        self.tail.insert(claim, units);
-        *self.quiet.entry(units).or_default() += 1;
+        self.part_at(claim);
+        self.quiet.insert(claim, units);
         self.needed += u64::from(units);
     }
 
-    fn speak(&mut self, units: u32) {
-        let count = self.quiet.get_mut(&units).expect("whoever did not ask is counted");
-        *count -= 1;
-        if *count == 0 {
-            self.quiet.remove(&units);
+    /// Quiet claims that are older than this one keep their places; the others come last.
+    fn part_at(&mut self, claim: Stamp) {
+        let mut asks = None;
+        while let Some(&(bound, before)) = self.bounds.back()
+            && bound > claim
+        {
+            asks = Some(before);
+            self.bounds.pop_back();
+        }
+        if let Some(asks) = asks
+            && self.quiet.has_any(self.start_of(self.bounds.len())..claim)
+        {
+            self.bounds.push_back((claim, asks));
+        }
+    }
+
+    /// Drops the bound behind a place where nobody is left.
+    fn tidy(&mut self, claim: Stamp) {
+        let bound = self.bounds.partition_point(|bound| bound.0 <= claim);
+        if let Some(&(end, _)) = self.bounds.get(bound)
+            && !self.quiet.has_any(self.start_of(bound)..end)
+        {
+            self.bounds.remove(bound);
         }
     }
 
     /// The largest demand of an own claim that did not ask.
     pub(super) fn largest_quiet(&self) -> u32 {
-        self.quiet.last_key_value().map_or(0, |(&units, _)| units)
+        self.quiet.largest()
     }
 
-    /// A claim of the tail asks that this site have so many units.
+    /// A quiet claim asks that this site have so many units.
     pub(super) fn ask(&mut self, claim: Stamp, ensured: u32) {
-        let units = self.tail.remove(&claim).expect("only claims of the tail ask");
-        self.speak(units);
-        let younger = self.tail.split_off(&claim);
-        // Whoever is older keeps its place.
-        for (older, units) in core::mem::replace(&mut self.tail, younger) {
-            let place = self.last(older);
-            self.placed.insert(place, units);
-            self.own.insert(older, place);
+        let units = self.quiet.units(claim).expect("only quiet claims ask");
+        self.part_at(claim);
+        if self.quiet.has_any(self.start_of(self.bounds.len())..claim) {
+            self.bounds.push_back((claim, self.asked));
         }
+        self.quiet.remove(claim);
         self.asked += 1;
         self.ensured = ensured.into();
         self.since = 0;
-        let place = Place { asks: self.asked, quiet: false, claim };
-        self.placed.insert(place, units);
-        self.own.insert(claim, place);
+        self.placed.insert(Place { asks: self.asked, quiet: false, claim }, units);
+        self.asking.insert(claim, units);
+        self.asks.insert(claim, self.asked);
     }
 
     /// Nobody can count on what was asked for.
     pub(super) const fn retract(&mut self) {
         self.ensured = 0;
         self.since = 0;
+    }
+
+    /// How many asks go before a want if older claims do, whatever has been decided.
+    pub(super) fn asks_by_age(&self, claim: Stamp) -> u64 {
+        let younger = self.asks.range(claim..).map(|(_, ask)| ask - 1);
+        younger.min().unwrap_or(self.asked)
     }
 
     /// Another site wants units, and the switchboard had heard so many asks of this one.
@@ -239,40 +285,20 @@ impl Line {
         self.since += u64::from(units);
     }
 
-    /// Puts the own claims behind `place` that did not ask, and cannot count on what there is, into
-    /// the tail. Says which of them is the oldest.
-    pub(super) fn uncover(&mut self, place: Place, owned: usize) -> Option<Stamp> {
-        // Who has a place cannot count on what was asked for later.
-        let here = (owned as u64).saturating_sub(self.wanted);
-        let sure = self.sure(owned);
-        if u64::from(self.largest_quiet()) <= here {
+    /// The oldest quiet claim behind `place` that cannot count on what there is.
+    pub(super) fn uncovered(&self, place: Place, owned: usize) -> Option<Stamp> {
+        let larger = |units: u64| u32::try_from(units).unwrap_or(u32::MAX).saturating_add(1);
+        let here = larger(self.here(owned));
+        if self.largest_quiet() < here {
             return None;
         }
-        let behind = self.placed.range(place..).filter(|(place, units)| {
-            place.quiet && place.claim.site == self.me && u64::from(**units) > here
-        });
-        let behind: Vec<Place> = behind.map(|(&place, _)| place).collect();
-        for place in &behind {
-            let units = self.placed.remove(place).expect("it was found there");
-            self.own.remove(&place.claim);
-            self.tail.insert(place.claim, units);
-        }
-        let tail = self
-            .tail
-            .iter()
-            .filter(|&(&claim, &units)| u64::from(units) > sure && self.last(claim) > place);
-        let oldest = tail.map(|(&claim, _)| claim).next();
-        behind.first().map(|place| place.claim).into_iter().chain(oldest).min()
-    }
-
-    /// An own claim that did not ask comes last. Says whether there is such a claim.
-    pub(super) fn come_last(&mut self, claim: Stamp) -> bool {
-        if let Some(&place) = self.own.get(&claim).filter(|place| place.quiet) {
-            self.own.remove(&claim);
-            let units = self.placed.remove(&place).expect("its place is known");
-            self.tail.insert(claim, units);
-        }
-        self.is_in_tail(claim)
+        let from = self.from_place(place);
+        let tail = self.from_ask(self.asked);
+        // Who is not in the tail cannot count on what was asked for later.
+        let found = self.quiet.oldest(from..tail, here..u32::MAX);
+        let sure = larger(self.sure(owned));
+        let found = found.or_else(|| self.quiet.oldest(from.max(tail)..YOUNGEST, sure..u32::MAX));
+        found.map(|(claim, _)| claim)
     }
 
     /// Units go to a site that wants them.
@@ -290,43 +316,50 @@ impl Line {
         }
     }
 
-    /// Asserts that what is counted is what is there.
-    pub(super) fn audit(&self) {
-        let (mut needed, mut wanted, mut own) = (0, 0, 0);
-        let mut by_site: BTreeMap<SiteId, u32> = BTreeMap::new();
-        let mut quiet: BTreeMap<u32, u32> = BTreeMap::new();
-        for (place, units) in self.iter() {
-            if place.claim.site != self.me {
-                wanted += u64::from(units);
-                *by_site.entry(place.claim.site).or_default() += units;
-                continue;
-            }
-            needed += u64::from(units);
-            own += usize::from(!self.is_in_tail(place.claim));
-            if place.quiet {
-                *quiet.entry(units).or_default() += 1;
-            }
-        }
-        assert_eq!((self.needed, self.wanted), (needed, wanted), "units that are waited for");
-        assert_eq!((&self.by_site, &self.quiet), (&by_site, &quiet), "who waits");
-        assert_eq!(self.own.len(), own, "own claims have one place each");
-        assert!(self.own.iter().all(|(claim, place)| place.claim == *claim), "their own");
-    }
-
     /// Takes out an own claim.
     pub(super) fn leave(&mut self, claim: Stamp) {
-        let placed = self.own.remove(&claim);
-        let units = match placed {
-            Some(place) => self.placed.remove(&place),
-            None => self.tail.remove(&claim),
+        let units = if let Some(asks) = self.asks.remove(&claim) {
+            self.placed.remove(&Place { asks, quiet: false, claim });
+            self.asking.remove(claim)
+        } else {
+            let units = self.quiet.remove(claim);
+            self.tidy(claim);
+            units
         };
-        let Some(units) = units else { return };
-        if placed.is_none_or(|place| place.quiet) {
-            self.speak(units);
+        self.needed -= u64::from(units.unwrap_or_default());
+    }
+
+    /// Asserts that what is counted is what is there.
+    pub(super) fn audit(&self) {
+        let (mut needed, mut wanted) = (0, 0);
+        let mut by_site: BTreeMap<SiteId, u32> = BTreeMap::new();
+        for (place, units) in self.iter() {
+            if place.claim.site == self.me {
+                needed += u64::from(units);
+                continue;
+            }
+            wanted += u64::from(units);
+            *by_site.entry(place.claim.site).or_default() += units;
         }
-        self.needed -= u64::from(units);
+        assert_eq!((self.needed, self.wanted), (needed, wanted), "units that are waited for");
+        assert_eq!(self.by_site, by_site, "who waits");
+        let asking = self.asks.iter().map(|(&claim, &asks)| {
+            let place = Place { asks, quiet: false, claim };
+            (claim, self.placed.get(&place).copied().unwrap_or_default())
+        });
+        assert!(self.asking.iter().eq(asking), "who asked has the place of that ask");
+        self.asking.audit();
+        self.quiet.audit();
+        let grows = self.bounds.iter().is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1);
+        assert!(grows, "younger claims go behind more asks");
+        assert!(self.bounds.back().is_none_or(|last| last.1 < self.asked), "the tail is last");
+        let places = || self.quiet.iter().map(|(claim, _)| self.quiet_place(claim));
+        assert!(places().is_sorted(), "quiet claims go by their age");
+        let bounds: BTreeMap<u64, ()> = self.bounds.iter().map(|bound| (bound.1, ())).collect();
+        let asks: BTreeMap<u64, ()> = places()
+            .map(|place| (place.asks, ()))
+            .filter(|&(asks, ())| asks < self.asked)
+            .collect();
+        assert_eq!(bounds, asks, "every bound has somebody before it");
     }
 }
-
-/// How many claims are looked at to find one that fits.
-const REACH: usize = 8;

@@ -23,9 +23,6 @@ pub(super) struct Pool {
     pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
     pub(super) idle: VecDeque<u32>,
-    /// The own claim whose turn it is and that lacks units, and how often others took those that
-    /// are here.
-    pub(super) lent: (Option<Stamp>, u32),
     /// Who waits.
     pub(super) line: Line,
     /// Whether units have come of which the switchboard has not heard since that they are idle.
@@ -52,7 +49,6 @@ impl Pool {
             out: BTreeSet::new(),
             owned: BTreeSet::new(),
             idle: VecDeque::new(),
-            lent: (None, 0),
             line: Line::new(me),
             news: false,
             riders: Vec::new(),

@@ -7,6 +7,8 @@ use core::hash::Hash;
 pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     /// What the switchboard decided before it heard an ask goes before the claim that asked.
     const KEEPS_THE_PLAN: bool = true;
+    /// A site serves in the order of the plan, not by the age of claims.
+    const BY_PLAN: bool = true;
     /// Who counted on units that go to somebody else asks after all.
     const ASKS_LATE: bool = true;
     /// A claim over several pools takes them one after the other, in one order.

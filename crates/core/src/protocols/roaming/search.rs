@@ -116,7 +116,7 @@ impl<R: Rules> Roaming<R> {
             return;
         };
         pool.seeking.own = Some(claim);
-        if pool.line.come_last(claim) {
+        if pool.line.is_quiet(claim) {
             // Nobody else is to go before it.
             self.ask(id, claim, units, 0, turn);
         }

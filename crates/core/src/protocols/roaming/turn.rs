@@ -189,16 +189,18 @@ impl<R: Rules> Roaming<R> {
 
     /// Another site is to get units.
     fn want(&mut self, id: PoolId, heard: u64, claim: Stamp, units: u32, turn: &mut Turn) {
-        let pool = &mut self.pools[id.index()];
-        let place = pool.line.want(heard, claim, units);
+        let line = &mut self.pools[id.index()].line;
+        let heard = if R::BY_PLAN { heard } else { line.asks_by_age(claim) };
+        let place = line.want(heard, claim, units);
         turn.touch(id);
         self.cover(id, place, turn);
     }
 
-    /// Own claims behind `place` that counted on units which are gone ask after all.
+    /// If quiet claims behind `place` counted on units which are gone, the oldest of them asks after
+    /// all, for all of them.
     fn cover(&mut self, id: PoolId, place: Place, turn: &mut Turn) {
         let pool = &mut self.pools[id.index()];
-        if let Some(short) = pool.line.uncover(place, pool.owned.len())
+        if let Some(short) = pool.line.uncovered(place, pool.owned.len())
             && R::ASKS_LATE
         {
             self.ask(id, short, 0, 0, turn);
@@ -237,16 +239,7 @@ impl<R: Rules> Roaming<R> {
                 self.settle(id, &mut turn, out);
             }
             if let Some((id, claim)) = turn.joined.pop_first() {
-                let pool = &mut self.pools[id.index()];
-                if pool.line.is_in_tail(claim)
-                    && let Some((units, most)) = pool.ambition(claim)
-                {
-                    if pool.goes_to_desk() {
-                        pool.riders.push(claim);
-                    } else {
-                        self.ask(id, claim, units, most, &mut turn);
-                    }
-                }
+                self.consider(id, claim, &mut turn);
                 continue;
             }
             for id in core::mem::take(&mut turn.released) {
@@ -271,6 +264,23 @@ impl<R: Rules> Roaming<R> {
         }
     }
 
+    /// An own claim that has come last asks, if it should.
+    fn consider(&mut self, id: PoolId, claim: Stamp, turn: &mut Turn) {
+        let pool = &mut self.pools[id.index()];
+        if !pool.line.is_quiet(claim) {
+            return;
+        }
+        match pool.ambition(claim) {
+            Some(_) if pool.goes_to_desk() => pool.riders.push(claim),
+            Some((units, most)) => self.ask(id, claim, units, most, turn),
+            // Younger ones may have come last with it.
+            None => {
+                let place = pool.line.quiet_place(claim);
+                self.cover(id, place, turn);
+            }
+        }
+    }
+
     /// Serves all whose turn has come.
     fn settle(&mut self, id: PoolId, turn: &mut Turn, out: &mut EffectsOf<Self>) {
         while let Some((head, units)) = self.pools[id.index()].line.head() {
@@ -278,7 +288,7 @@ impl<R: Rules> Roaming<R> {
             let own = head.claim.site == self.me;
             if own
                 && R::ELDERS_FIRST
-                && let Some((elder, units)) = pool.line.elder(head.claim, pool.idle.len())
+                && let Some((elder, units)) = pool.line.elder(head, pool.idle.len())
             {
                 self.take(id, elder, units, turn, out);
                 continue;
@@ -292,38 +302,12 @@ impl<R: Rules> Roaming<R> {
                 continue;
             }
             let parted = pool.capacity > FEW || pool.is_sought();
-            if !own && !pool.idle.is_empty() && parted {
-                let some = count(pool.idle.len());
-                self.give(id, head, some, turn);
-                continue;
-            }
-            if !(own && self.lends(id, head.claim, turn, out)) {
+            if own || pool.idle.is_empty() || !parted {
                 break;
             }
+            let some = count(pool.idle.len());
+            self.give(id, head, some, turn);
         }
-    }
-
-    /// While an own claim lacks units, younger ones of this site may use those that are here, a few
-    /// times. Says whether one does.
-    fn lends(
-        &mut self,
-        id: PoolId,
-        head: Stamp,
-        turn: &mut Turn,
-        out: &mut EffectsOf<Self>,
-    ) -> bool {
-        let pool = &mut self.pools[id.index()];
-        if pool.capacity <= FEW || !pool.seeking.is_empty() {
-            return false;
-        }
-        if pool.lent.0 != Some(head) {
-            pool.lent = (Some(head), 0);
-        }
-        let next = pool.line.next_own(head, pool.idle.len());
-        let Some((other, units)) = next.filter(|_| pool.lent.1 < LOANS) else { return false };
-        pool.lent.1 += 1;
-        self.take(id, other, units, turn, out);
-        true
     }
 
     /// An own claim takes its units of one pool, and goes on to the next.
@@ -364,7 +348,7 @@ impl<R: Rules> Roaming<R> {
         pool.ship(place.claim.site, Some(place.claim), drawn, turn);
     }
 
-    /// An own claim of the tail asks that this site have so many units.
+    /// A quiet claim asks that this site have so many units.
     pub(super) fn ask(&mut self, id: PoolId, claim: Stamp, units: u32, most: u32, turn: &mut Turn) {
         let pool = &mut self.pools[id.index()];
         // Whoever waits behind it counts on the same units.
@@ -393,9 +377,6 @@ impl<R: Rules> Roaming<R> {
         }
     }
 }
-
-/// How often units are lent that the next claim of a site needs, and that are not enough for it.
-const LOANS: u32 = 2;
 
 fn count(units: usize) -> u32 {
     u32::try_from(units).expect("a pool has fewer than 2^32 units")
