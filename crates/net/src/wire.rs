@@ -8,7 +8,7 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.

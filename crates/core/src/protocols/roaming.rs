@@ -21,7 +21,6 @@
 //! | `asks` | claimant | switchboard | this site has to have so many units for a claim |
 //! | `wants` | switchboard | owner | give units to that site, for this claim |
 //! | `units` | owner | claimant | these are yours now |
-//! | `later` | switchboard | claimant | there are not so many in this epoch |
 //! | `spare` | owner | switchboard | so many are idle here, and nobody here waits |
 //! | `watch` | switchboard | owner | somebody would take idle units |
 //! | `home` | owner | switchboard | here they are |
@@ -132,8 +131,8 @@ pub struct Roaming<R = Sound> {
 /// One of the site's own claims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Own {
-    /// It waits for units of the first pool that it has taken none of; or, for this epoch, for
-    /// nothing, because that pool has not so many now.
+    /// It waits for units of the first pool that it has taken none of; or for the next epoch,
+    /// because a pool has not so many in this one.
     Waiting { demand: Demand, taken: Vec<Unit>, aside: Option<PoolId> },
     /// Its units, as they were granted.
     Held(Vec<Unit>),
@@ -155,8 +154,6 @@ pub struct Part {
     pub units: Vec<u32>,
     /// From the switchboard, like all up to `asks`: claims to give units to.
     pub wants: Vec<Want>,
-    /// Claims of the receiver that want more than there is in this epoch.
-    pub later: Vec<Stamp>,
     /// Somebody would take so many idle units: they are to go to the switchboard.
     pub watch: u32,
     /// To the switchboard, like all that follows: what claims of the sender lack.
@@ -222,7 +219,6 @@ impl Part {
             pool,
             units: Vec::new(),
             wants: Vec::new(),
-            later: Vec::new(),
             watch: 0,
             asks: Vec::new(),
             home: Home { units: Vec::new(), left: 0, told: 0 },
@@ -416,8 +412,14 @@ impl<R: Rules> Roaming<R> {
     /// A claim waits from now on, for its first pool.
     fn wait(&mut self, claim: Stamp, demand: Demand, turn: &mut Turn) {
         let all: Vec<(PoolId, Units)> = demand.parts().collect();
+        let lacks = |part: &&(PoolId, Units)| self.pools[part.0.index()].reach < part.1.0;
+        // Who wants more than there is lets everybody pass.
+        let aside = all.iter().find(lacks).map(|part| part.0);
         let first = if R::POOL_BY_POOL { 1 } else { all.len() };
-        self.claims.insert(claim, Own::Waiting { demand, taken: Vec::new(), aside: None });
+        self.claims.insert(claim, Own::Waiting { demand, taken: Vec::new(), aside });
+        if aside.is_some() {
+            return;
+        }
         for &(id, units) in all.iter().take(first) {
             self.join(id, claim, units.0, turn);
         }

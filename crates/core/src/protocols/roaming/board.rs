@@ -6,9 +6,10 @@
 //! what the board counts is exact, only early. It grants nothing and holds no lock.
 //!
 //! What it can only guess is which units are free, now or first. It takes those that it was told
-//! are idle; then the units of the claim that it sent some to longest ago, if those are as many as
-//! are asked for: units that came together are released together, and who collects from two sites
-//! leaves the first unit idle until the second comes.
+//! are idle; then units of a site whose own claims use many, of which one will be free soon, if it
+//! has not taken some of those lately; then the units of the claim that it sent some to longest
+//! ago, if those are as many as are asked for: units that came together are released together, and
+//! who collects from two sites leaves the first unit idle until the second comes.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -51,6 +52,8 @@ struct Post {
     heard: u64,
     /// Units that it was told to give, all in all.
     told: u64,
+    /// The next sending when it was last told to give units that its own claims use.
+    parted: u64,
 }
 
 /// Units that were sent to a site together.
@@ -94,11 +97,6 @@ impl Board {
     /// Whether somebody would take idle units.
     pub(super) fn is_eager(&self) -> bool {
         !self.hopes.is_empty() || !self.seekers.is_empty()
-    }
-
-    /// All units.
-    pub(super) const fn total(&self) -> u32 {
-        self.total
     }
 
     /// How many asks came from a site.
@@ -299,7 +297,12 @@ impl Board {
         post.told += u64::from(units);
         match sent {
             Some(sent) => self.lower(sent, units),
-            None => post.idle = post.idle.saturating_sub(units),
+            None => {
+                if self.total > FEW && post.idle < units {
+                    post.parted = self.next;
+                }
+                post.idle = post.idle.saturating_sub(units);
+            }
         }
         self.trim(site);
     }
@@ -367,6 +370,11 @@ impl Board {
         }
         let idle: u32 = stocks.iter().map(|stock| stock.1).sum();
         if idle < count
+            && let Some(site) = self.rested(to, count)
+        {
+            return Vec::from([(site, None, count)]);
+        }
+        if idle < count
             && let Some(number) = self.one_sending(to, count, count - idle)
         {
             return Vec::from([(self.sent[&number].site, Some(number), count)]);
@@ -383,6 +391,23 @@ impl Board {
             (units > 0).then_some((site, sent, units))
         };
         idle.chain(sent).chain(used).filter_map(take).collect()
+    }
+
+    /// The site whose own claims use so many units that one of them will be free sooner than any
+    /// that was sent somewhere: if there are ten of them, one is free ten times as soon.
+    fn rested(&self, to: SiteId, count: u32) -> Option<SiteId> {
+        if self.total <= FEW {
+            return None;
+        }
+        let others = self.posts.iter().filter(|(site, _)| **site != to);
+        let used = others.map(|(&site, post)| (site, post.units - post.idle - post.sent, post));
+        let ages = used.filter(|&(_, used, _)| used >= count).map(|(site, used, post)| {
+            ((self.next - post.parted).saturating_mul(used.into()), site)
+        });
+        let (age, site) = ages.max()?;
+        let mut sent = self.sent.iter().filter(|(_, sent)| sent.site != to && sent.units >= count);
+        let oldest = sent.next().map_or(0, |(number, _)| self.next - number);
+        (age > oldest).then_some(site)
     }
 
     /// The sending to take all units from, unless others will be free much sooner: if `lack` of

@@ -38,7 +38,7 @@ impl<R: Rules> Roaming<R> {
         let seeks = part.seeks.iter().map(|seek| (seek.claim, seek.lack));
         for (claim, units) in wants.chain(asks).chain(most).chain(seeks) {
             self.check_site(claim.site)?;
-            if units == 0 || units > pool.capacity {
+            if units == 0 || units > pool.reach {
                 return Err(PeerFault::TooManyUnits(claim));
             }
         }
@@ -48,15 +48,14 @@ impl<R: Rules> Roaming<R> {
 
     /// What only the switchboard says.
     fn check_decisions(&self, from: SiteId, pool: &Pool, part: &Part) -> Result<(), PeerFault> {
-        if part.wants.is_empty() && part.later.is_empty() && part.watch == 0 {
+        if part.wants.is_empty() && part.watch == 0 {
             return Ok(());
         }
         if from != pool.desk {
             return Err(PeerFault::Unexpected("decisions that are not the switchboard's"));
         }
-        let foreign = part.later.iter().find(|claim| claim.site != self.me);
-        let own = part.wants.iter().map(|want| &want.claim).find(|claim| claim.site == self.me);
-        if let Some(&claim) = foreign.or(own) {
+        let mut wanted = part.wants.iter().map(|want| want.claim);
+        if let Some(claim) = wanted.find(|claim| claim.site == self.me) {
             return Err(PeerFault::ForeignClaim(claim));
         }
         if part.wants.iter().any(|want| want.heard > pool.line.asked()) && R::KEEPS_THE_PLAN {

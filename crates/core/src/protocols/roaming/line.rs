@@ -56,11 +56,6 @@ pub(super) struct Line {
     since: u64,
 }
 
-impl Place {
-    /// Before everybody.
-    pub(super) const FIRST: Self = Self { asks: 0, quiet: false, claim: OLDEST };
-}
-
 impl Line {
     pub(super) const fn new(me: SiteId) -> Self {
         Self {
@@ -253,12 +248,6 @@ impl Line {
         self.placed.insert(Place { asks: self.asked, quiet: false, claim }, units);
         self.asking.insert(claim, units);
         self.asks.insert(claim, self.asked);
-    }
-
-    /// Nobody can count on what was asked for.
-    pub(super) const fn retract(&mut self) {
-        self.ensured = 0;
-        self.since = 0;
     }
 
     /// How many asks go before a want if older claims do, whatever has been decided.

@@ -15,7 +15,9 @@ pub(super) struct Pool {
     pub(super) id: PoolId,
     /// Units in the whole cluster, without those that are out of use.
     pub(super) capacity: u32,
-    /// Their numbers are below this.
+    /// Those of them that are somewhere in this epoch. A departed site may still use the others.
+    pub(super) reach: u32,
+    /// The numbers of all are below this.
     pub(super) end: u32,
     /// The units that are out of use: unknown to everybody but to those who hold them.
     pub(super) out: BTreeSet<u32>,
@@ -45,6 +47,7 @@ impl Pool {
         Self {
             id,
             capacity: units,
+            reach: 0,
             end: units,
             out: BTreeSet::new(),
             owned: BTreeSet::new(),

@@ -82,7 +82,7 @@ impl<R: Rules> Roaming<R> {
         if pool.seeking.own.is_none()
             && pool.seeking.restless.is_none()
             && let Some((claim, units)) = pool.line.oldest()
-            && units < pool.capacity
+            && units < pool.reach
         {
             pool.seeking.restless = Some(claim);
             out.arm(Restless(id), PATIENCE, PATIENCE);
@@ -122,8 +122,8 @@ impl<R: Rules> Roaming<R> {
         }
         let pool = &mut self.pools[id.index()];
         let all = pool.line.before(claim) + u64::from(units);
-        let lack = all.saturating_sub(pool.idle.len() as u64).clamp(1, pool.capacity.into());
-        let lack = u32::try_from(lack).unwrap_or(pool.capacity);
+        let lack = all.saturating_sub(pool.idle.len() as u64).clamp(1, pool.reach.into());
+        let lack = u32::try_from(lack).unwrap_or(pool.reach);
         let seek = Seek { claim, lack, told: pool.line.told() };
         if let Some(board) = &mut pool.board {
             board.seek(seek);

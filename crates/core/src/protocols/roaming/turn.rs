@@ -53,8 +53,8 @@ impl Turn {
 }
 
 impl Pool {
-    /// How many units this site should have for a claim that has come last, if it should ask: so
-    /// many that the claim need not wait for those that are used here.
+    /// How many units this site has to have for a claim that has come last, and how many it should
+    /// have, if it should ask: so many that the claim need not wait for those that are used here.
     fn ambition(&self, claim: Stamp) -> Option<(u32, u32)> {
         let units = self.line.units(claim);
         let sure = self.line.sure(self.owned.len());
@@ -65,12 +65,12 @@ impl Pool {
         let first = self.line.head().is_some_and(|(head, _)| head.claim == claim);
         let here = if first { self.idle.len() as u64 } else { 0 };
         let target = (sure + u64::from(units)).saturating_sub(here).max(units.into());
-        let target = u32::try_from(target).unwrap_or(u32::MAX).min(self.capacity);
-        (u64::from(target) > sure).then_some((units, target))
+        let target = u32::try_from(target).unwrap_or(u32::MAX).min(self.reach);
+        let crowded = sure >= CROWD && self.line.needed() > CROWD * sure;
+        let must = if crowded && self.capacity > FEW { target } else { units };
+        (u64::from(target) > sure).then_some((must, target))
     }
-}
 
-impl Pool {
     /// Units go to a site, and with them decisions of which it has not heard.
     fn ship(&mut self, to: SiteId, serves: Option<Stamp>, units: Vec<u32>, turn: &mut Turn) {
         let along = self.along.remove(&to);
@@ -103,9 +103,6 @@ impl<R: Rules> Roaming<R> {
         pool.seeking.watched = pool.seeking.watched.max(part.watch);
         for Want { claim, units, heard } in part.wants {
             self.want(id, heard, claim, units, turn);
-        }
-        for claim in part.later {
-            self.step_aside(id, claim, turn);
         }
         if self.pools[id.index()].board.is_none() {
             return;
@@ -151,15 +148,6 @@ impl<R: Rules> Roaming<R> {
         let Some(board) = &mut self.pools[id.index()].board else { return };
         board.hear(claim.site);
         board.note(me, spare);
-        if units > board.total() {
-            // The rest is out of reach until the next epoch.
-            if claim.site == me {
-                self.step_aside(id, claim, turn);
-            } else {
-                turn.part(claim.site, id, claim).later.push(claim);
-            }
-            return;
-        }
         let gifts = board.ensure(claim, units, most);
         self.tell(id, &gifts, turn);
     }
@@ -205,22 +193,6 @@ impl<R: Rules> Roaming<R> {
         {
             self.ask(id, short, 0, 0, turn);
         }
-    }
-
-    /// A claim wants more than there is in this epoch: it lets everybody pass.
-    fn step_aside(&mut self, id: PoolId, claim: Stamp, turn: &mut Turn) {
-        let line = &mut self.pools[id.index()].line;
-        // Nothing comes of that ask, nor for those who counted on it.
-        line.retract();
-        if line.units(claim) > 0 {
-            line.leave(claim);
-            self.let_go_of(claim, turn);
-            if let Some(Own::Waiting { aside, .. }) = self.claims.get_mut(&claim) {
-                *aside = Some(id);
-            }
-        }
-        turn.touch(id);
-        self.cover(id, Place::FIRST, turn);
     }
 
     /// A waiting claim lets go of what it has taken.
@@ -377,6 +349,10 @@ impl<R: Rules> Roaming<R> {
         }
     }
 }
+
+/// Where several units are here, and this many times as many are waited for, claims do not wait for
+/// those of their own site: lines at all sites are to be about as long as each other.
+const CROWD: u64 = 2;
 
 fn count(units: usize) -> u32 {
     u32::try_from(units).expect("a pool has fewer than 2^32 units")
