@@ -260,8 +260,8 @@ mod tests {
 
     fn samples() -> Vec<(&'static str, Frame)> {
         let hello = Hello {
-            oldest: 3,
-            newest: 3,
+            oldest: 4,
+            newest: 4,
             cluster: "lab".into(),
             from: SiteId(0),
             to: SiteId(2),
@@ -273,23 +273,23 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d0301000015000000d6b412fd0303036c61620002ac02000588\
+                "6b6f666d0401000015000000a09dd7870404036c61620002ac02000588\
                  8e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
-            ("6b6f666d03020000000000009968fc89", Frame::Welcome),
-            ("6b6f666d0303000004000000c5ee23f903026e6f", Frame::Refuse(refuse)),
+            ("6b6f666d040200000000000080613983", Frame::Welcome),
+            ("6b6f666d04030000040000004a07bb8d03026e6f", Frame::Refuse(refuse)),
             (
-                "6b6f666d0304000005000000c61c62d00780016869",
+                "6b6f666d04040000050000009e1a11ad0780016869",
                 Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
             ),
-            ("6b6f666d030500000100000008a0211509", Frame::Ack { ack: 9 }),
-            ("6b6f666d03060000000000008a4cb37d", Frame::Bye),
+            ("6b6f666d0405000001000000c1cd407109", Frame::Ack { ack: 9 }),
+            ("6b6f666d040600000000000093457677", Frame::Bye),
             (
-                "6b6f666d03070000060000001fc6b4b8036c61620162",
+                "6b6f666d0407000006000000df6c79dd036c61620162",
                 Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
             ),
-            ("6b6f666d0308000002000000fc509fe36869", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0408000002000000854b43016869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 
@@ -307,7 +307,8 @@ mod tests {
         for (golden, frame) in samples() {
             let mut out = BytesMut::new();
             frame.encode(&mut out);
-            assert_eq!(hex(&out), golden.replace(' ', ""), "{frame:?}");
+            assert_eq!(hex(&out), golden, "{frame:?}");
+            assert!(include_str!("../../../docs/WIRE.md").contains(golden), "{golden}");
             assert_eq!(Frame::decode(&mut out, MAX_BODY), Ok(Some(frame)));
             assert!(out.is_empty());
         }
@@ -330,7 +331,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x03\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x04\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);

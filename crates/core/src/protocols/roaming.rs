@@ -56,9 +56,10 @@
 //! Let us look at one pool first. The plan is a sequence, and an ask is absolute: when it is
 //! decided, its site has as many units as the claim needs, once all is done that was decided
 //! before. A site serves in the order of the plan: a want goes before own claims that asked and had
-//! not been heard when it was decided, and behind the others (`line`). So whoever waits, waits for
-//! holders, for messages on their way, and for what was decided earlier. Of all that is not done
-//! the first waits for holders only.
+//! not been heard when it was decided, and behind the others (`line`). What a site is given without
+//! an ask, because it hopes or seeks, lies idle at the switchboard's site and is sent at once. So
+//! whoever waits, waits for holders, for messages on their way, and for what was decided earlier.
+//! Of all that is not done the first waits for holders only.
 //!
 //! Claims that did not ask count on units that are here, or that an earlier ask brings. They take
 //! their turn with the wants, by age, behind that ask. If a want that goes before them takes what

@@ -86,7 +86,7 @@ fn one_site_dies() {
     case.holds::<PermissionLazy>(34_858);
     case.holds::<Quorum>(20_314);
     case.holds::<Roaming>(15_010);
-    Case(2, &[1, 2], &[1, 1, 0], CRASH).holds::<Roaming>(45_380);
+    Case(2, &[1, 2], &[1, 1, 0], CRASH).holds::<Roaming>(45_083);
 }
 
 /// Claims lose patience, and ask everybody, before and after.
@@ -95,8 +95,8 @@ fn one_site_dies_while_a_claim_seeks() {
     let full = Topology::Full;
     Case(1, &[1], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Any, 15_010);
     Case(2, &[1], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Any, 6_900);
-    Case(2, &[1, 2], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Quiet, 58_019);
-    Case(2, &[1], &[1, 1, 1], CRASH).holds_on::<Roaming>(full, Timers::Quiet, 215_097);
+    Case(2, &[1, 2], &[1, 1, 0], CRASH).holds_on::<Roaming>(full.clone(), Timers::Quiet, 57_504);
+    Case(2, &[1], &[1, 1, 1], CRASH).holds_on::<Roaming>(full, Timers::Quiet, 185_415);
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn one_site_dies_where_not_all_are_neighbours() {
     case.holds_on::<Permission>(Topology::Ring, Timers::Never, 22_709);
     case.holds_on::<Permission>(Topology::Tree, Timers::Never, 36_095);
     case.holds_on::<Permission>(path.clone(), Timers::Never, 26_396);
-    case.holds_on::<Routed<Roaming>>(Topology::Ring, Timers::Never, 19_546);
-    case.holds_on::<Routed<Roaming>>(path, Timers::Never, 22_367);
+    case.holds_on::<Routed<Roaming>>(Topology::Ring, Timers::Never, 17_807);
+    case.holds_on::<Routed<Roaming>>(path, Timers::Never, 20_628);
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn a_unit_comes_back_whatever_was_done_with_it() {
 #[test]
 fn a_unit_is_taken_out_and_a_site_dies() {
     let dies = Budget { crashes: 1, ..outages(1) };
-    Case(2, &[1], &[1, 1, 0], dies).holds::<Roaming>(55_198);
+    Case(2, &[1], &[1, 1, 0], dies).holds::<Roaming>(55_114);
     let comes_back = Budget { restarts: 1, memory: true, ..DIES };
     Case(1, &[1], &[1, 0], comes_back).holds::<Roaming>(75_065);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kofm_core::epoch::Survey;
+use kofm_core::epoch::{Standing, Survey};
 use kofm_core::protocols::roaming::{Message, Roaming, Rules, Sound};
 use kofm_core::{
     Clock, Cluster, Demand, Effect, Effects, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units,
@@ -133,6 +133,45 @@ fn whoever_is_heard_first_goes_first() {
     // there with that of site 1, which was told to give it.
     let (story, claims) = a_quiet_site_asks_late::<ByAge>();
     assert!(claims.iter().all(|claim| !story.granted.contains(claim)), "a circle");
+}
+
+/// Site 1 hopes for more units than its three, and site 2 has said that one lies idle there, before
+/// it heard that the first claim of site 0, which needs all four, is to have that one. The next
+/// unit of site 2 comes behind that claim. Found by one of fifty million claims: it was given to
+/// who hoped, then site 3 was sent to site 1 for it, was older than the first claim, and took
+/// what that one was waiting for.
+#[test]
+fn who_hopes_is_given_what_is_there() {
+    let mut survey = Survey::default();
+    let unit = |number| Unit { pool: PoolId(0), number };
+    survey.idle.insert(unit(0), SiteId(0));
+    let held = Stamp { time: 0, site: SiteId(1) };
+    let units = Some([1, 2, 3].map(unit).to_vec());
+    survey.claims.insert(held, Standing { demand: Demand::one(PoolId(0), 3), held: units });
+    let mut story = Story::<Sound>::new(&Cluster::new(4, 4), &survey);
+    let hopeful = story.claim(1, 3);
+    let one = story.claim(2, 1);
+    story.deliver(2, 0);
+    let two = story.claim(2, 1);
+    story.deliver(1, 0);
+    let first = story.claim(0, 4);
+    story.deliver(2, 0);
+    // Site 2 gets its unit, serves both claims with it, and has it idle.
+    story.deliver(0, 2);
+    story.release(one);
+    story.release(two);
+    story.deliver(2, 0);
+    let old = story.claim(3, 1);
+    assert!(old < first);
+    story.deliver_all();
+    for claim in [held, hopeful] {
+        story.release(claim);
+        story.deliver_all();
+    }
+    assert!(story.granted.contains(&first), "it waits for what was decided before it, no more");
+    story.release(first);
+    story.deliver_all();
+    assert!(story.granted.contains(&old));
 }
 
 /// A claim that needs units which a departed site may still use does not stop the others.

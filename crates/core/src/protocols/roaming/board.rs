@@ -193,32 +193,31 @@ impl Board {
         list.into_iter().map(|(site, units)| (claim, site, units)).collect()
     }
 
-    /// Decides that a site gives no more than so many idle units to a claim.
-    fn spend(&mut self, site: SiteId, claim: Stamp, most: u32) -> u32 {
-        let units = self.posts.get(&site).map_or(0, |post| post.idle).min(most);
-        self.take(site, None, units);
-        self.send(claim.site, units);
-        units
-    }
-
-    /// Gives idle units to those who hope for some, the oldest first.
-    pub(super) fn fulfil(&mut self) -> Vec<Gift> {
-        let mut list = Vec::new();
-        let mut hopes = core::mem::take(&mut self.hopes);
-        for (&claim, wish) in &mut hopes {
-            let idle = |(&site, post): (&SiteId, &Post)| (post.idle > 0).then_some(site);
-            let sites: Vec<SiteId> = self.posts.iter().filter_map(idle).collect();
-            for site in sites.into_iter().filter(|&site| site != claim.site) {
-                let units = self.spend(site, claim, *wish);
-                *wish -= units;
-                if units > 0 {
-                    list.push((claim, site, units));
-                }
+    /// Gives idle units of the board's own site to claims of others that would take so many, the
+    /// oldest first.
+    fn bestow(&mut self, me: SiteId, claims: &mut BTreeMap<Stamp, u32>) -> Vec<Gift> {
+        let mut gifts = Vec::new();
+        for (&claim, lack) in claims.iter_mut().filter(|(claim, _)| claim.site != me) {
+            let units = self.posts.get(&me).map_or(0, |post| post.idle).min(*lack);
+            if units > 0 {
+                self.take(me, None, units);
+                self.send(claim.site, units);
+                *lack -= units;
+                gifts.push((claim, me, units));
             }
         }
-        hopes.retain(|_, wish| *wish > 0);
+        claims.retain(|_, lack| *lack > 0);
+        gifts
+    }
+
+    /// Gives idle units of the board's own site to those who hope for some, the oldest first. Idle
+    /// ones of others may be promised already, in wants that they have not heard: who waits for
+    /// such a unit would wait for others who were told to wait for its site.
+    pub(super) fn fulfil(&mut self, me: SiteId) -> Vec<Gift> {
+        let mut hopes = core::mem::take(&mut self.hopes);
+        let gifts = self.bestow(me, &mut hopes);
         self.hopes = hopes;
-        list
+        gifts
     }
 
     /// The sites that are to send idle units from now on, and how many.
@@ -251,16 +250,8 @@ impl Board {
     /// Gives idle units of the board's own site to those who seek, and says who else is to send
     /// some, how many, and for whom.
     pub(super) fn scout(&mut self, me: SiteId) -> (Vec<Gift>, Vec<Gift>) {
-        let mut gifts = Vec::new();
         let mut seekers = core::mem::take(&mut self.seekers);
-        for (&claim, lack) in seekers.iter_mut().filter(|(claim, _)| claim.site != me) {
-            let units = self.spend(me, claim, *lack);
-            *lack -= units;
-            if units > 0 {
-                gifts.push((claim, me, units));
-            }
-        }
-        seekers.retain(|_, lack| *lack > 0);
+        let gifts = self.bestow(me, &mut seekers);
         self.seekers = seekers;
         let lack = self.seekers.values().fold(0, |sum: u32, &lack| sum.saturating_add(lack));
         // Who has promised all its units may keep idle ones, too few for whom they are for.

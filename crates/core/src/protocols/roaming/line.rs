@@ -3,8 +3,8 @@
 //! The switchboard decides one ask after the other, and that order is the plan. A site sees it by
 //! one number: each want says how many of the site's own asks the switchboard had heard when it
 //! decided. So a want goes before the claims that asked later, and behind those that were heard.
-//! Between two asks nothing was promised to the site, so the order of all that come in between is
-//! free: it is that of their age.
+//! Between two asks nothing was promised to the site that was not on its way, so the order of all
+//! that come in between is free: it is that of their age.
 //!
 //! Own claims that did not ask are *quiet*. They go by their age among each other: whoever asks
 //! late takes all younger ones along behind its ask. So it is enough to know at which claims the

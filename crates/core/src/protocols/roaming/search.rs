@@ -5,7 +5,7 @@
 //! days, while elsewhere some are released of which nobody is told.
 //!
 //! In larger pools such a claim *hopes*: the switchboard gives its site idle units as soon as it
-//! hears of some. And in all pools the oldest claim of a site that has waited for [`PATIENCE`]
+//! has some. And in all pools the oldest claim of a site that has waited for [`PATIENCE`]
 //! *seeks*, once. For both the switchboard *watches* others: they send it idle units that nobody
 //! there waits for, and do not keep any for a claim that lacks more. What was promised while it was
 //! on its way to the switchboard goes back.
@@ -150,7 +150,7 @@ impl<R: Rules> Roaming<R> {
             part.watch = part.watch.max(units);
         }
         let Some(board) = &mut self.pools[id.index()].board else { return };
-        let gifts = board.fulfil();
+        let gifts = board.fulfil(me);
         let watched = board.watch(me);
         self.tell(id, &gifts, turn);
         for (site, units) in watched {

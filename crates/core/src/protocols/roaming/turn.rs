@@ -184,8 +184,8 @@ impl<R: Rules> Roaming<R> {
         self.cover(id, place, turn);
     }
 
-    /// If quiet claims behind `place` counted on units which are gone, the oldest of them asks after
-    /// all, for all of them.
+    /// If quiet claims behind `place` counted on units which are gone, the oldest of them asks
+    /// after all, for all of them.
     fn cover(&mut self, id: PoolId, place: Place, turn: &mut Turn) {
         let pool = &mut self.pools[id.index()];
         if let Some(short) = pool.line.uncovered(place, pool.owned.len())
