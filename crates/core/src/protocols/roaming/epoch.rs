@@ -3,10 +3,11 @@
 //! Messages of the old epoch are dropped, and with them what was agreed and units that were on
 //! their way. Every member knows from the survey where each unit is now: with the claim that holds
 //! it, or idle at a site. Units that are nowhere, because they are new or were on their way, are
-//! dealt out. Units that a departed site may use are out of use: nobody knows of them, and who needs
-//! them steps aside until an epoch begins in which they are free. The same goes for units that the
-//! cluster has out of use, but nobody waits for those: who asks for more than the rest is refused. Whoever holds one keeps it, and when it is released it is nowhere, until an
-//! epoch begins in which it is dealt out again.
+//! dealt out. Units that a departed site may use are out of use: nobody knows of them, and who
+//! needs them steps aside until an epoch begins in which they are free. The same goes for units
+//! that the cluster has out of use, but nobody waits for those: who asks for more than the rest is
+//! refused. Whoever holds one keeps it, and when it is released it is nowhere, until an epoch
+//! begins in which it is dealt out again.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
