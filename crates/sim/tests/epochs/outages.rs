@@ -57,7 +57,7 @@ fn a_unit_is_taken_out_and_a_site_dies() {
 #[test]
 #[ignore = "half a minute; run it after a change of epochs or of the protocol"]
 fn a_unit_is_taken_out_and_comes_back_and_a_site_dies() {
-    Case(2, &[1], &[1, 1, 0], DIES).holds::<Roaming>(484_468);
+    Case(2, &[1], &[1, 1, 0], DIES).holds::<Roaming>(483_880);
 }
 
 macro_rules! slips {
