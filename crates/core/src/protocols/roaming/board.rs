@@ -286,14 +286,13 @@ impl Board {
         let post = self.posts.entry(site).or_default();
         post.units -= units;
         post.told += u64::from(units);
-        match sent {
-            Some(sent) => self.lower(sent, units),
-            None => {
-                if self.total > FEW && post.idle < units {
-                    post.parted = self.next;
-                }
-                post.idle = post.idle.saturating_sub(units);
+        if let Some(sent) = sent {
+            self.lower(sent, units);
+        } else {
+            if self.total > FEW && post.idle < units {
+                post.parted = self.next;
             }
+            post.idle = post.idle.saturating_sub(units);
         }
         self.trim(site);
     }

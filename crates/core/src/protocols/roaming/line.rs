@@ -10,7 +10,7 @@
 //! late takes all younger ones along behind its ask. So it is enough to know at which claims the
 //! number of asks changes that they go behind, and a late ask moves nobody one by one.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::crowd::{Crowd, OLDEST, YOUNGEST};
 use crate::types::{SiteId, Stamp};
@@ -174,7 +174,7 @@ impl Line {
     }
 
     /// From which claim on quiet ones go behind at least so many asks.
-    fn from_ask(&self, asks: u64) -> Stamp {
+    fn start_of_ask(&self, asks: u64) -> Stamp {
         if asks > self.asked {
             return YOUNGEST;
         }
@@ -182,10 +182,10 @@ impl Line {
     }
 
     /// From which claim on quiet ones go behind `place`.
-    fn from_place(&self, place: Place) -> Stamp {
-        let start = self.from_ask(place.asks);
+    fn start_behind(&self, place: Place) -> Stamp {
+        let start = self.start_of_ask(place.asks);
         if place.quiet {
-            place.claim.clamp(start, self.from_ask(place.asks.saturating_add(1)))
+            place.claim.clamp(start, self.start_of_ask(place.asks.saturating_add(1)))
         } else {
             start
         }
@@ -281,8 +281,8 @@ impl Line {
         if self.largest_quiet() < here {
             return None;
         }
-        let from = self.from_place(place);
-        let tail = self.from_ask(self.asked);
+        let from = self.start_behind(place);
+        let tail = self.start_of_ask(self.asked);
         // Who is not in the tail cannot count on what was asked for later.
         let found = self.quiet.oldest(from..tail, here..u32::MAX);
         let sure = larger(self.sure(owned));
@@ -344,11 +344,9 @@ impl Line {
         assert!(self.bounds.back().is_none_or(|last| last.1 < self.asked), "the tail is last");
         let places = || self.quiet.iter().map(|(claim, _)| self.quiet_place(claim));
         assert!(places().is_sorted(), "quiet claims go by their age");
-        let bounds: BTreeMap<u64, ()> = self.bounds.iter().map(|bound| (bound.1, ())).collect();
-        let asks: BTreeMap<u64, ()> = places()
-            .map(|place| (place.asks, ()))
-            .filter(|&(asks, ())| asks < self.asked)
-            .collect();
+        let bounds: BTreeSet<u64> = self.bounds.iter().map(|bound| bound.1).collect();
+        let asks = places().map(|place| place.asks).filter(|&asks| asks < self.asked);
+        let asks: BTreeSet<u64> = asks.collect();
         assert_eq!(bounds, asks, "every bound has somebody before it");
     }
 }
