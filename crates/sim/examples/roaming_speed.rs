@@ -90,7 +90,7 @@ fn contended(waiting: u32) -> u128 {
     let (mut out, mut mail) = (Effects::default(), VecDeque::new());
     let mut held: VecDeque<(Stamp, u32)> = VecDeque::new();
     let asks = (0..waiting).map(|i| (0, if i < waiting / 2 { 1 } else { 4 }));
-    // Whoever is served at the other site asks again.
+    // Whoever is served asks again, at the end of its line.
     let mut todo: VecDeque<(usize, u32)> = asks.chain([(1, 1), (1, 2), (1, 3)]).collect();
     let mut start = Instant::now();
     let mut served = 0;
