@@ -461,9 +461,7 @@ impl Core {
 
     /// Ends all leases: nobody may rely on them any more.
     fn lose_leases(&mut self, cause: &'static str) {
-        let held = self.requests.iter().filter(|it| it.1.state == State::Granted);
-        let held: Vec<u64> = held.map(|it| *it.0).collect();
-        for key in held {
+        for key in self.keys_of(|request| request.state == State::Granted) {
             // What somebody must look at is kept back by the policy of its pool.
             if !self.expire_soon(key) {
                 self.metrics.expired += 1;

@@ -291,6 +291,7 @@ impl Core {
                 ended.push((key, waits, code, cause));
             }
         }
+        ended.sort_unstable_by_key(|it| it.0);
         for (key, waits, code, cause) in ended {
             if waits {
                 self.refuse(key, code, cause);
@@ -341,6 +342,7 @@ impl Core {
             self.engines[engine].names.need(pool, claim, units.0, &mut self.effects);
             self.take_names(engine);
         }
+        granted.sort_unstable();
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
@@ -372,9 +374,7 @@ impl Core {
                 waiting.push(key);
             }
         }
-        let kept = self.requests.iter().filter(|it| it.1.lease.is_some());
-        let kept: Vec<u64> = kept.map(|it| *it.0).collect();
-        for key in kept {
+        for key in self.keys_of(|request| request.lease.is_some()) {
             self.end(key, State::Expired, cause);
         }
         self.lose_rota(cause);

@@ -104,8 +104,8 @@ impl Core {
     }
 
     fn all_saved(&self) -> Vec<Saved> {
-        let granted = self.requests.iter().filter(|it| it.1.lease.is_some());
-        granted.filter_map(|it| self.saved(*it.0)).collect()
+        let granted = self.keys_of(|request| request.lease.is_some());
+        granted.into_iter().filter_map(|key| self.saved(key)).collect()
     }
 
     /// Whether a lease of the last life may go on: it waits for the next epoch.

@@ -413,20 +413,26 @@ impl Core {
         }
     }
 
+    /// Stops taking requests, and ends all that wait. Every request is ended before a protocol
+    /// takes the next step: a claim that is granted because another one was withdrawn has no
+    /// request then, so no client is told of it.
     pub(super) fn drain(&mut self) {
         self.draining = true;
-        let queued: Vec<u64> = self
-            .requests
-            .iter()
-            .filter(|(_, request)| request.state == State::Queued)
-            .map(|(&key, _)| key)
-            .collect();
+        let queued = self.keys_of(|request| request.state == State::Queued);
         info!(queued = queued.len(), "draining");
         for key in queued {
             self.refuse(key, Code::Draining, "the site stops");
-            self.settle();
         }
         self.end_all_takers();
+        self.settle();
+    }
+
+    /// The keys of the requests that `select` accepts, oldest first.
+    pub(super) fn keys_of(&self, select: impl Fn(&Request) -> bool) -> Vec<u64> {
+        let selected = self.requests.iter().filter(|it| select(it.1));
+        let mut keys: Vec<u64> = selected.map(|it| *it.0).collect();
+        keys.sort_unstable();
+        keys
     }
 }
 

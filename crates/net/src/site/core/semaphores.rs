@@ -307,7 +307,8 @@ impl Core {
     }
 
     pub(super) fn end_all_takers(&mut self) {
-        let keys: Vec<u64> = self.takers.keys().copied().collect();
+        let mut keys: Vec<u64> = self.takers.keys().copied().collect();
+        keys.sort_unstable();
         for key in keys {
             self.fail(key, api::Error::new(Code::Draining, "the site stops; nothing was taken"));
         }
@@ -432,8 +433,10 @@ impl Core {
 
     /// The claims of this life are void.
     pub(super) fn ask_all_again(&mut self) {
-        let keys: Vec<u64> = self.takers.keys().copied().collect();
-        for key in keys {
+        let takers = self.takers.iter();
+        let mut keys: Vec<_> = takers.map(|(&key, taker)| (taker.claim, key)).collect();
+        keys.sort_unstable();
+        for (_, key) in keys {
             self.ask_again(key);
         }
     }
