@@ -21,7 +21,7 @@ use crate::acquire::{answered, given_up, owner, settled};
 use crate::ask::Server;
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::output::{say, tell};
-use crate::run::{End, GuardLink, Signals, give_back, start_guard, told};
+use crate::run::{End, GuardLink, Signals, Word, give_back, start_guard, told};
 use crate::tables::{print_json, table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -313,7 +313,7 @@ impl Run {
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             tell(&format!("kofm: {}; stopping all members", error.message));
-                            crew.say("lost").await;
+                            crew.lost().await;
                             lost = Some(error.message);
                         }
                         Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
@@ -323,7 +323,7 @@ impl Run {
                 }
             }
             if lost.is_none() {
-                crew.stop_if_one_failed().await;
+                crew.stop_if_one_failed(self.kill_grace).await;
             }
         }
         let end = crew.result();
@@ -442,7 +442,7 @@ impl Run {
         loop {
             tokio::select! {
                 word = guard.word() => {
-                    let end = guard.ended(word, &[]);
+                    let Some(end) = guard.ended(word, &[]) else { continue };
                     return Ok(match lost {
                         Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
                         None => end,
@@ -459,7 +459,7 @@ impl Run {
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             tell(&format!("kofm: {}; stopping this member", error.message));
-                            guard.say("lost").await;
+                            guard.lost().await;
                             lost = Some(error.message);
                         }
                         Ok(Err(error)) => tell(&format!("kofm: not heard: {error}")),
@@ -475,7 +475,7 @@ impl Run {
 /// The members that run here, each under its guard.
 struct Crew {
     guards: Vec<(String, GuardLink)>,
-    /// What each came to.
+    /// The codes of those that did not end well.
     ends: BTreeMap<String, Result<u8, Exit>>,
     /// The first that did not end well.
     failed: Option<String>,
@@ -499,7 +499,14 @@ impl Crew {
 
     /// Waits until one of them has ended.
     async fn next(&mut self) {
-        let (place, word) = std::future::poll_fn(|context| {
+        let limit = self.guards.iter().filter_map(|it| it.1.limit).min();
+        let overdue = async {
+            match limit {
+                Some(limit) => sleep_until(limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        let words = std::future::poll_fn(|context| {
             for (place, (_, guard)) in self.guards.iter_mut().enumerate() {
                 let word = std::pin::Pin::new(&mut guard.words).poll_next_line(context);
                 if let std::task::Poll::Ready(word) = word {
@@ -507,21 +514,55 @@ impl Crew {
                 }
             }
             std::task::Poll::Pending
-        })
-        .await;
-        let (member, guard) = self.guards.remove(place);
+        });
+        let next = tokio::select! {
+            biased;
+            (place, line) = words => Some((place, Word::read(line.ok().flatten()))),
+            () = overdue => None,
+        };
+        let (place, word) = next.unwrap_or_else(|| {
+            let place = self.guards.iter().position(|it| it.1.limit == limit);
+            (place.unwrap_or_default(), Word::Overdue)
+        });
         let others: Vec<Pid> = self.guards.iter().map(|(_, guard)| guard.pid).collect();
-        let End { code: end, over } = guard.ended(word.ok().flatten(), &others);
-        self.over &= over;
-        if !matches!(end, Ok(0)) {
+        let (member, guard) = &self.guards[place];
+        let member = member.clone();
+        let failed = match &word {
+            // Its processes are stopped with the other members.
+            Word::Left(status) => End::told(status).code,
+            Word::Last(_) | Word::Gone | Word::Overdue => Ok(0),
+        };
+        let others: Vec<Pid> = others.into_iter().filter(|pid| *pid != guard.pid).collect();
+        let end = guard.ended(word, &others);
+        let code = match end {
+            None => failed,
+            Some(End { code, over }) => {
+                self.guards.remove(place);
+                self.over &= over;
+                code
+            }
+        };
+        if !matches!(code, Ok(0)) {
             self.failed.get_or_insert_with(|| member.clone());
+            self.ends.entry(member).or_insert(code);
         }
-        self.ends.insert(member, end);
+    }
+
+    async fn lost(&mut self) {
+        for (_, guard) in &mut self.guards {
+            guard.lost().await;
+        }
     }
 
     async fn say(&mut self, word: &str) {
         for (_, guard) in &mut self.guards {
             guard.say(word).await;
+        }
+    }
+
+    async fn stop(&mut self, grace: Duration) {
+        for (_, guard) in &mut self.guards {
+            guard.stop(grace).await;
         }
     }
 
@@ -532,11 +573,11 @@ impl Crew {
     }
 
     /// A gang without one of its members has no use.
-    async fn stop_if_one_failed(&mut self) {
+    async fn stop_if_one_failed(&mut self, grace: Duration) {
         if let Some(member) = self.failed.clone().filter(|_| !self.stopped && self.works()) {
             self.stopped = true;
             tell(&format!("kofm: member {member} failed; stopping the others"));
-            self.say("signal 15").await;
+            self.stop(grace).await;
         }
     }
 

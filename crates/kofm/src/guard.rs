@@ -1,14 +1,19 @@
-//! `kofm __guard`: starts a command and kills it when its lease is over.
+//! `kofm __guard`: starts a command and ends it with its lease.
 //!
-//! Small on purpose: no network, one loop over three files (the wrapper's socket, the command's
-//! pidfd, a timer that runs during suspend). It needs nobody to do its work, and whoever tells all
-//! of kofm to end, as `pkill kofm` does, does not end it: it ends when its command has ended.
+//! The guard has no network: it waits for the wrapper's words, for the end of processes, and for a
+//! timer that also runs during suspend. Signals such as those of `pkill kofm` do not end it.
+//!
+//! The guard owns every process of the command. It is a child subreaper: a process whose parent has
+//! ended becomes a child of the guard. So the command has ended when the guard has no child left.
+//! Where cgroup v2 can be used, the processes are in a cgroup of their own as well, which kills all
+//! of them at once. The guard reports the end of the command only when no process of it is left.
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,33 +21,74 @@ use clap::Parser;
 use kofm_net::Moment;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process,
-    kill_process_group, pidfd_open, set_child_subreaper, waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process,
+    kill_process_group, set_child_subreaper, set_parent_process_death_signal, wait, waitpid,
 };
 use rustix::termios::{isatty, tcgetpgrp};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use signal_hook::consts::SIGCHLD;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::cgroup::Cgroup;
 use crate::exit::{Exit, SYSTEM};
 
 /// After the wrapper has died or the lease is lost for certain.
-const SHORT_GRACE: Duration = Duration::from_secs(1);
+pub(crate) const SHORT_GRACE: Duration = Duration::from_secs(1);
 /// How often, a millisecond apart, it is looked whether what was killed is dead.
 const PATIENCE: u32 = 1000;
 
-/// The first word for those who start one.
+/// The first argument of a guard.
 pub(crate) const NAME: &str = "__guard";
+/// The first argument of a process that becomes the command.
+pub(crate) const STARTER: &str = "__start";
 
 #[derive(Debug, Parser)]
 pub(crate) struct Guard {
     /// The wrapper's socket
     #[arg(long)]
     socket: String,
+    /// The cgroup of the command
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
     #[arg(last = true, required = true)]
     command: Vec<String>,
+}
+
+/// The process that becomes the command: what a process can only do to itself, before `exec`.
+#[derive(Debug, Parser)]
+pub(crate) struct Starter {
+    /// The guard's process id
+    #[arg(long)]
+    guard: i32,
+    /// The cgroup to enter
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+impl Starter {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let cannot = |error: io::Error| Exit::new(126, format!("cannot run: {error}"));
+        if let Some(path) = &self.cgroup {
+            Cgroup::enter(path).map_err(cannot)?;
+        }
+        // If all processes of kofm are killed at once, the kernel still kills the command.
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|error| cannot(error.into()))?;
+        if getppid() != Pid::from_raw(self.guard) {
+            return Err(Exit::new(
+                SYSTEM,
+                "the guard process is gone; the command was not started",
+            ));
+        }
+        let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
+        let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+        Err(Exit::new(code, format!("cannot run: {}: {error}", self.command[0])))
+    }
 }
 
 impl Guard {
@@ -64,19 +110,21 @@ impl Guard {
             writeln!(wrapper, "lost")?;
             return Ok(());
         }
-        // What can fail comes before the command, which must not run without its guard.
+        // Everything that can fail comes before the command, which must not run without its guard.
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = timerfd_create(TimerfdClockId::Boottime, flags).map_err(io::Error::from)?;
-        match Watch::start(&self.command, parent) {
+        let cgroup = self.cgroup.as_deref().map(Cgroup::open).transpose()?;
+        let (ends, sender) = UnixStream::pair()?;
+        ends.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(SIGCHLD, sender)?;
+        match Watch::start(&self.command, self.cgroup.as_deref(), parent) {
             Ok((pid, group)) => {
-                let mut watch = Watch::new(wrapper, timer, pid, group)?;
+                let mut watch = Watch::new(wrapper, timer, ends, cgroup, pid, group);
                 watch.hear(&until);
                 Ok(watch.watch().inspect_err(|_| watch.give_up())?)
             }
             Err(error) => {
-                let missing = error.kind() == io::ErrorKind::NotFound;
-                let word = if missing { "missing" } else { "cannot" };
-                writeln!(wrapper, "{word} {}: {error}", self.command[0])?;
+                writeln!(wrapper, "cannot {}: {error}", self.command[0])?;
                 Ok(())
             }
         }
@@ -128,18 +176,26 @@ struct Watch {
     wrapper: UnixStream,
     heard: Vec<u8>,
     timer: OwnedFd,
-    pidfd: OwnedFd,
+    /// Readable after a child has ended.
+    ends: UnixStream,
+    cgroup: Option<Cgroup>,
     pid: Pid,
     /// Whether the command leads a group of its own; on a terminal it is in the wrapper's.
     group: bool,
     term: Moment,
     kill: Moment,
     done: Done,
-    /// Nobody waits for the command any more.
+    /// The status of the command's first process, once it has ended.
+    ended: Option<WaitStatus>,
+    /// Whether the guard has no child, and so the command no process.
+    childless: bool,
+    /// Whether the wrapper knows that the first process has ended and others run.
+    left: bool,
+    /// The wrapper has ended.
     abandoned: bool,
 }
 
-/// What was done to end the command.
+/// The strongest signal that was sent to end the command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Done {
     Nothing,
@@ -148,39 +204,60 @@ enum Done {
 }
 
 impl Watch {
-    fn start(command: &[String], parent: Option<Pid>) -> io::Result<(Pid, bool)> {
+    fn start(
+        words: &[String],
+        cgroup: Option<&Path>,
+        parent: Option<Pid>,
+    ) -> io::Result<(Pid, bool)> {
         let terminal = isatty(rustix::stdio::stdin());
         let group = if terminal { getpgid(parent)?.as_raw_nonzero().get() } else { 0 };
-        let child = Command::new(&command[0]).args(&command[1..]).process_group(group).spawn()?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([STARTER, "--guard", &getpid().as_raw_nonzero().to_string()]);
+        if let Some(cgroup) = cgroup {
+            command.arg("--cgroup").arg(cgroup);
+        }
+        let child = command.arg("--").args(words).process_group(group).spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         Ok((pid.ok_or(io::ErrorKind::Other)?, !terminal))
     }
 
-    fn new(wrapper: UnixStream, timer: OwnedFd, pid: Pid, group: bool) -> io::Result<Self> {
-        let pidfd = pidfd_open(pid, PidfdFlags::empty()).inspect_err(|_| {
-            kill_process(pid, Signal::KILL).ok();
-        })?;
-        Ok(Self {
+    fn new(
+        wrapper: UnixStream,
+        timer: OwnedFd,
+        ends: UnixStream,
+        cgroup: Option<Cgroup>,
+        pid: Pid,
+        group: bool,
+    ) -> Self {
+        Self {
             wrapper,
             heard: Vec::new(),
             timer,
-            pidfd,
+            ends,
+            cgroup,
             pid,
             group,
             term: Moment::now(),
             kill: Moment::now(),
             done: Done::Nothing,
+            ended: None,
+            childless: false,
+            left: false,
             abandoned: false,
-        })
+        }
     }
 
-    /// Until the command has ended.
+    /// Waits until no process of the command is left.
     fn watch(&mut self) -> io::Result<()> {
         loop {
-            self.act();
-            if let Some(status) = self.reap()? {
-                let stuck = self.done >= Done::Term && !self.kill_all();
-                return self.report(status, stuck);
+            self.act()?;
+            self.reap()?;
+            if let Some(status) = self.ended {
+                let over = self.is_over();
+                if over || self.done == Done::Kill {
+                    return self.report(status, !over);
+                }
+                self.report_left(status)?;
             }
             self.set_timer()?;
             self.wait()?;
@@ -188,28 +265,60 @@ impl Watch {
         }
     }
 
-    /// Does what is due.
-    fn act(&mut self) {
+    /// Sends the signals that are due.
+    fn act(&mut self) -> io::Result<()> {
         let now = Moment::now();
         if now >= self.term && self.done == Done::Nothing {
             self.done = Done::Term;
-            self.signal(Signal::TERM);
-            // A stopped command cannot act on TERM.
-            self.signal(Signal::CONT);
+            self.signal_all(Signal::TERM);
+            // A stopped process cannot act on TERM.
+            self.signal_all(Signal::CONT);
         }
-        if now >= self.kill && self.done == Done::Term {
+        if now >= self.kill && self.done >= Done::Term {
             self.done = Done::Kill;
-            self.kill_all();
+            self.kill_all()?;
         }
+        Ok(())
     }
 
+    /// Sends a signal to the command: to its group, or to its first process on a terminal. Once that
+    /// process has ended, the signal goes to all others.
     fn signal(&self, signal: Signal) {
-        // It may be gone already; then its end is read next.
-        if self.group {
+        if self.ended.is_some() {
+            self.signal_all(signal);
+        } else if self.group {
+            // It may be gone already; then its end is read next.
             kill_process_group(self.pid, signal).ok();
         } else {
             kill_process(self.pid, signal).ok();
         }
+    }
+
+    /// Sends a signal once to every process of the command, including those in other groups.
+    fn signal_all(&self, signal: Signal) {
+        let group = self.group && self.ended.is_none();
+        if group {
+            kill_process_group(self.pid, signal).ok();
+        }
+        for pid in self.processes() {
+            if !(group && getpgid(Some(pid)) == Ok(self.pid)) {
+                kill_process(pid, signal).ok();
+            }
+        }
+    }
+
+    /// All processes of the command.
+    fn processes(&self) -> Vec<Pid> {
+        let mut pids = descendants();
+        pids.extend(self.cgroup.iter().flat_map(Cgroup::processes));
+        pids.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
+        pids.dedup();
+        pids
+    }
+
+    /// Returns true if no process of the command is left.
+    fn is_over(&self) -> bool {
+        self.childless && self.cgroup.as_ref().is_none_or(Cgroup::is_empty)
     }
 
     /// Ctrl-C goes to the group in the foreground, so the command has it when the wrapper has it,
@@ -220,21 +329,54 @@ impl Watch {
         !self.group && inside(getppid()) && inside(Some(self.pid))
     }
 
-    /// Kills the command and everything it started, whatever group it went to; says whether
-    /// nothing of it is left.
-    fn kill_all(&self) -> bool {
-        self.signal(Signal::KILL);
-        kill_children(&[self.pid])
+    /// Kills every process of the command, for at most a second.
+    fn kill_all(&mut self) -> io::Result<()> {
+        for _ in 0..PATIENCE {
+            self.reap()?;
+            if self.is_over() {
+                return Ok(());
+            }
+            self.cgroup.iter().for_each(Cgroup::kill);
+            // Children of a killed process become children of the guard, and follow.
+            for pid in children()? {
+                kill_process(pid, Signal::KILL).ok();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
-    /// A guard that cannot watch leaves no command behind; what resists is left to the wrapper.
-    fn give_up(&self) {
-        self.kill_all();
+    /// A guard that cannot watch leaves no command behind; the wrapper kills the rest.
+    fn give_up(&mut self) {
+        self.kill_all().ok();
     }
 
-    fn reap(&self) -> io::Result<Option<WaitStatus>> {
-        let ended = waitpid(Some(self.pid), WaitOptions::NOHANG)?;
-        Ok(ended.map(|(_, status)| status))
+    /// Collects the status of children that have ended.
+    fn reap(&mut self) -> io::Result<()> {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => self.ended = Some(status),
+                Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+                Ok(None) => {
+                    self.childless = false;
+                    return Ok(());
+                }
+                Err(rustix::io::Errno::CHILD) => {
+                    self.childless = true;
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Tells the wrapper once that the command has ended except for processes that it left.
+    fn report_left(&mut self, status: WaitStatus) -> io::Result<()> {
+        if self.left || self.abandoned || self.done >= Done::Term {
+            return Ok(());
+        }
+        self.left = true;
+        self.say(&format!("left {}", ended_as(status)))
     }
 
     fn report(&mut self, status: WaitStatus, stuck: bool) -> io::Result<()> {
@@ -245,13 +387,17 @@ impl Watch {
             "stuck".to_owned()
         } else if self.done >= Done::Term {
             "lost".to_owned()
-        } else if let Some(code) = status.exit_status() {
-            format!("exit {code}")
         } else {
-            format!("killed {}", status.terminating_signal().unwrap_or(9))
+            ended_as(status)
         };
+        self.say(&word)
+    }
+
+    fn say(&mut self, word: &str) -> io::Result<()> {
         self.wrapper.set_nonblocking(false)?;
-        writeln!(self.wrapper, "{word}")
+        let said = writeln!(self.wrapper, "{word}");
+        self.wrapper.set_nonblocking(true)?;
+        said
     }
 
     fn set_timer(&self) -> io::Result<()> {
@@ -268,14 +414,21 @@ impl Watch {
 
     fn wait(&self) -> io::Result<()> {
         let mut files =
-            vec![PollFd::new(&self.pidfd, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+            vec![PollFd::new(&self.ends, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
         if !self.abandoned {
             files.push(PollFd::new(&self.wrapper, PollFlags::IN));
         }
-        match poll(&mut files, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+        // With children left, their ends are enough.
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.childless) {
+            files.push(PollFd::new(cgroup.events(), PollFlags::PRI));
         }
+        match poll(&mut files, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Which child has ended is asked of the kernel.
+        while (&self.ends).read(&mut [0; 64]).is_ok_and(|count| count > 0) {}
+        Ok(())
     }
 
     fn listen(&mut self) {
@@ -295,7 +448,7 @@ impl Watch {
         }
     }
 
-    /// The wrapper is dead: nobody renews, nobody waits for the command.
+    /// The wrapper has ended, and the lease is not renewed any more.
     fn abandoned(&mut self) {
         self.abandoned = true;
         self.hear("lost");
@@ -319,13 +472,20 @@ impl Watch {
                     self.signal(signal);
                 }
             }
-            None if word == "lost" => {
-                let now = Moment::now();
-                self.term = self.term.min(now);
-                self.kill = self.kill.min(now.after(SHORT_GRACE));
+            None if word == "lost" => self.stop(SHORT_GRACE),
+            Some(("stop", grace)) => {
+                self.stop(grace.parse().map_or(SHORT_GRACE, Duration::from_millis));
             }
             Some(_) | None => {}
         }
+    }
+}
+
+impl Watch {
+    fn stop(&mut self, grace: Duration) {
+        let now = Moment::now();
+        self.term = self.term.min(now);
+        self.kill = self.kill.min(now.after(grace));
     }
 }
 
@@ -335,14 +495,23 @@ fn deadlines(word: &str) -> Option<(Moment, Moment)> {
     Some((Moment::from_nanos(term.parse().ok()?), Moment::from_nanos(kill.parse().ok()?)))
 }
 
-/// For the wrapper, whose guard is gone without a last word: kills what the guard left behind. Says
-/// whether nothing of it is left.
-pub(crate) fn kill_orphans(guard: Pid, except: &[Pid]) -> bool {
+/// How a process ended, as the wrapper reads it.
+fn ended_as(status: WaitStatus) -> String {
+    match status.exit_status() {
+        Some(code) => format!("exit {code}"),
+        None => format!("killed {}", status.terminating_signal().unwrap_or(9)),
+    }
+}
+
+/// For a wrapper whose guard does not work any more: kills the guard and the processes of its
+/// command. Returns true if none is left.
+pub(crate) fn kill_orphans(guard: Pid, cgroup: Option<&Cgroup>, except: &[Pid]) -> bool {
     kill_process(guard, Signal::KILL).ok();
     for _ in 0..PATIENCE {
+        cgroup.into_iter().for_each(Cgroup::kill);
         // Its children become the wrapper's only when it is dead.
         if !matches!(waitpid(Some(guard), WaitOptions::NOHANG), Ok(None)) {
-            return kill_children(except);
+            return kill_children(cgroup, except);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -350,14 +519,15 @@ pub(crate) fn kill_orphans(guard: Pid, except: &[Pid]) -> bool {
 }
 
 /// Kills the children of this process except some, and theirs, which become its own when it is a
-/// subreaper. Says whether none is left.
-fn kill_children(except: &[Pid]) -> bool {
+/// subreaper. Returns true if none is left.
+fn kill_children(cgroup: Option<&Cgroup>, except: &[Pid]) -> bool {
     for _ in 0..PATIENCE {
         let Ok(mut left) = children() else { return false };
         left.retain(|pid| !except.contains(pid));
-        if left.is_empty() {
+        if left.is_empty() && cgroup.is_none_or(Cgroup::is_empty) {
             return true;
         }
+        cgroup.into_iter().for_each(Cgroup::kill);
         for pid in left {
             kill_process(pid, Signal::KILL).ok();
             waitpid(Some(pid), WaitOptions::NOHANG).ok();
@@ -369,7 +539,26 @@ fn kill_children(except: &[Pid]) -> bool {
 
 /// The processes whose parent is this one.
 pub(crate) fn children() -> io::Result<Vec<Pid>> {
-    let path = format!("/proc/self/task/{}/children", getpid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path)?;
-    Ok(text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect())
+    let pid = getpid();
+    let path = format!("/proc/self/task/{}/children", pid.as_raw_nonzero());
+    Ok(pids(&std::fs::read_to_string(path)?))
+}
+
+/// All processes below this one.
+fn descendants() -> Vec<Pid> {
+    let mut found = children().unwrap_or_default();
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        next += 1;
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+        for task in tasks.into_iter().flatten().flatten() {
+            let text = std::fs::read_to_string(task.path().join("children"));
+            found.extend(pids(&text.unwrap_or_default()));
+        }
+    }
+    found
+}
+
+fn pids(text: &str) -> Vec<Pid> {
+    text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }

@@ -6,6 +6,7 @@
 mod acquire;
 mod ask;
 mod bench;
+mod cgroup;
 mod check;
 mod exit;
 mod extras;
@@ -148,10 +149,12 @@ and serve log is chosen by KOFM_LOG: error, warn, info, debug, or a part of
 it, as kofm_net=debug.";
 
 fn main() -> ExitCode {
-    let guard = std::env::args_os().nth(1).is_some_and(|word| word == guard::NAME);
-    let parsed = if guard {
-        // Not one of the commands, so that no help and no completion offers it.
+    let hidden = std::env::args_os().nth(1).unwrap_or_default();
+    // Not among the commands, so that no help and no completion offers them.
+    let parsed = if hidden == guard::NAME {
         guard::Guard::try_parse_from(std::env::args_os().skip(1)).map(guard::Guard::run)
+    } else if hidden == guard::STARTER {
+        guard::Starter::try_parse_from(std::env::args_os().skip(1)).map(guard::Starter::run)
     } else {
         Cli::try_parse().map(|cli| cli.command.run())
     };

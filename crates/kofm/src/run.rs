@@ -8,10 +8,10 @@
 //!   the command
 //! ```
 //!
-//! The guard is a process of its own: it acts when the wrapper is stopped, or the site is gone. The
-//! term of a lease is counted from the moment before its renewal was sent, so the command is dead
-//! before the site can give the units to anybody else. When the guard is killed, the wrapper kills
-//! what it left behind; it gives the lease back only when nothing of the command runs any more.
+//! Guard and wrapper watch each other. When the wrapper is stopped or dead, or the site is gone, the
+//! guard ends the command. When the guard is stopped or dead, the wrapper does. The term of a lease
+//! is counted from before its renewal was sent, so the command has ended before the site can grant
+//! the units again. The wrapper releases the lease only when no process of the command is left.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -37,12 +37,17 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::acquire::{Demand, acquire};
 use crate::ask::Server;
+use crate::cgroup::Cgroup;
 use crate::exit::{Exit, LOST, SYSTEM, USAGE};
 use crate::guard::{self, children, ignored, kill_orphans};
 use crate::output::tell;
 
-/// What is allowed for clocks that differ in rate: the guard counts 2 % less than the lease.
+/// The part of the ttl by which the wrapper is early, because clocks differ in rate: 2 %.
 const RATE: u32 = 50;
+/// The part of the ttl by which the guard is early, so that it acts before the wrapper: 4 %.
+const GUARD_RATE: u32 = 25;
+/// After the guard was told that the lease is lost, the wrapper gives it this long beyond its grace.
+const GUARD_DELAY: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -124,7 +129,13 @@ impl Run {
         let mut lost = false;
         loop {
             tokio::select! {
-                word = guard.word() => return Ok(guard.ended(word, &[])),
+                word = guard.word() => {
+                    if let Some(end) = guard.ended(word, &[]) {
+                        return Ok(end);
+                    }
+                    tell("kofm: the command has ended and left processes; its units stay held \
+                          until they have ended");
+                }
                 word = signals.word() => guard.say(&word).await,
                 () = sleep_until(next), if !lost => {
                     let sent = Moment::now();
@@ -140,7 +151,7 @@ impl Run {
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             tell("kofm: the lease is lost; stopping the command");
-                            guard.say("lost").await;
+                            guard.lost().await;
                             lost = true;
                         }
                         Ok(Err(error)) => tell(&format!("kofm: not renewed: {error}")),
@@ -195,7 +206,12 @@ pub(crate) async fn start_guard(
     let strangers = children().unwrap_or_default();
     let listener = UnixListener::from_std(listener)?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.args([guard::NAME, "--socket", &name, "--"]).args(words);
+    let cgroup = Cgroup::create(&name);
+    command.args([guard::NAME, "--socket", &name]);
+    if let Some(cgroup) = &cgroup {
+        command.arg("--cgroup").arg(cgroup.path());
+    }
+    command.arg("--").args(words);
     // A group of its own: a terminal's Ctrl-Z must not stop the guard.
     command.process_group(0).stdin(Stdio::inherit());
     command.envs(env.iter().map(|it| (&it.0, &it.1)));
@@ -209,7 +225,8 @@ pub(crate) async fn start_guard(
         let pid = stream.peer_cred()?.pid();
         if pid.is_some_and(|pid| u32::try_from(pid) == Ok(child.id())) {
             let pid = pid.and_then(Pid::from_raw).ok_or(std::io::ErrorKind::Other);
-            return Ok(GuardLink::new(stream, pid.map_err(std::io::Error::from)?, strangers));
+            let pid = pid.map_err(std::io::Error::from)?;
+            return Ok(GuardLink::new(stream, pid, cgroup, strangers));
         }
     }
 }
@@ -240,7 +257,7 @@ impl End {
     }
 
     /// The last word of the guard, as an exit code.
-    fn told(word: &str) -> Self {
+    pub(crate) fn told(word: &str) -> Self {
         let (kind, rest) = word.split_once(' ').unwrap_or((word, ""));
         let number = |text: &str| text.parse::<u8>().unwrap_or(u8::MAX);
         let code = match kind {
@@ -248,10 +265,33 @@ impl End {
             "killed" => Ok(number(rest).saturating_add(128)),
             "lost" => Err(Exit::new(LOST, "the lease was lost; the command was stopped")),
             "stuck" => Err(Exit::new(LOST, "the lease was lost; the command cannot be stopped")),
-            "missing" => Err(Exit::new(127, format!("cannot run: {rest}"))),
             _ => Err(Exit::new(126, format!("cannot run: {rest}"))),
         };
         Self { code, over: kind != "stuck" }
+    }
+}
+
+/// What a wrapper learns of a guard.
+pub(crate) enum Word {
+    /// The command's first process has ended, and others of it run.
+    Left(String),
+    /// No process of the command is left, or it cannot be killed.
+    Last(String),
+    /// The guard has ended without a word.
+    Gone,
+    /// The guard should have ended the command by now: it is stopped.
+    Overdue,
+}
+
+impl Word {
+    pub(crate) fn read(line: Option<String>) -> Self {
+        match line {
+            None => Self::Gone,
+            Some(line) => match line.strip_prefix("left ") {
+                Some(left) => Self::Left(left.to_owned()),
+                None => Self::Last(line),
+            },
+        }
     }
 }
 
@@ -260,44 +300,92 @@ pub(crate) struct GuardLink {
     pub(crate) words: Lines<BufReader<OwnedReadHalf>>,
     writer: OwnedWriteHalf,
     pub(crate) pid: Pid,
-    /// Children that this process had before: whoever becomes kofm by `exec` may have some.
+    /// When the wrapper ends the command itself.
+    pub(crate) limit: Option<Instant>,
+    cgroup: Option<Cgroup>,
+    /// Children that this process had before: a process that becomes kofm by `exec` may have some.
     strangers: Vec<Pid>,
 }
 
 impl GuardLink {
-    fn new(stream: UnixStream, pid: Pid, strangers: Vec<Pid>) -> Self {
+    fn new(stream: UnixStream, pid: Pid, cgroup: Option<Cgroup>, strangers: Vec<Pid>) -> Self {
         let (reader, writer) = stream.into_split();
-        Self { words: BufReader::new(reader).lines(), writer, pid, strangers }
+        let words = BufReader::new(reader).lines();
+        Self { words, writer, pid, limit: None, cgroup, strangers }
     }
 
     pub(crate) async fn say(&mut self, word: &str) {
-        // A guard that is gone has left its last word to be read.
-        drop(self.writer.write_all(format!("{word}\n").as_bytes()).await);
+        // A stopped guard reads nothing; its wrapper must not wait for it. A guard that is gone has
+        // left its last word to be read.
+        let line = format!("{word}\n");
+        drop(timeout(GUARD_DELAY, self.writer.write_all(line.as_bytes())).await);
     }
 
     /// The lease lives until then: TERM comes before, and KILL just before.
     pub(crate) async fn until(&mut self, until: Moment, ttl: Duration, grace: Duration) {
         let now = Moment::now();
         let left = until.since(now);
-        let kill = now.after(left.saturating_sub(ttl / RATE));
-        let term = now.after(left.saturating_sub(ttl / RATE + grace.min(ttl / 4)));
+        let kill = now.after(left.saturating_sub(ttl / GUARD_RATE));
+        let term = now.after(left.saturating_sub(ttl / GUARD_RATE + grace.min(ttl / 4)));
+        self.limit = Some(Instant::now() + left.saturating_sub(ttl / RATE));
         self.say(&format!("until {} {}", term.nanos(), kill.nanos())).await;
     }
 
-    /// The guard's last word; nothing where it has ended without one.
-    pub(crate) async fn word(&mut self) -> Option<String> {
-        self.words.next_line().await.ok().flatten()
+    /// The lease is lost: the command is ended now.
+    pub(crate) async fn lost(&mut self) {
+        self.limit_to(guard::SHORT_GRACE);
+        self.say("lost").await;
     }
 
-    /// What the command came to. One whose guard has ended without a word is killed here; `others`
-    /// are guards that still work.
-    pub(crate) fn ended(&self, word: Option<String>, others: &[Pid]) -> End {
-        if let Some(word) = word {
-            return End::told(&word);
+    /// The command is ended now: TERM, and KILL after `grace`.
+    pub(crate) async fn stop(&mut self, grace: Duration) {
+        self.limit_to(grace);
+        self.say(&format!("stop {}", grace.as_millis())).await;
+    }
+
+    fn limit_to(&mut self, grace: Duration) {
+        let limit = Instant::now() + grace + GUARD_DELAY;
+        self.limit = Some(self.limit.map_or(limit, |it| it.min(limit)));
+    }
+
+    /// The guard's next word.
+    pub(crate) async fn word(&mut self) -> Word {
+        let overdue = async {
+            match self.limit {
+                Some(limit) => sleep_until(limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            line = self.words.next_line() => Word::read(line.ok().flatten()),
+            () = overdue => Word::Overdue,
         }
-        let over = kill_orphans(self.pid, &[&self.strangers, others].concat());
-        let end = if over { "the command was stopped" } else { "the command may still run" };
-        End { code: Err(Exit::new(SYSTEM, format!("the guard process is gone; {end}"))), over }
+    }
+
+    /// How the command ended; none if it still runs. The wrapper kills the command of a guard that
+    /// does not work any more; `others` are guards that still work.
+    pub(crate) fn ended(&self, word: Word, others: &[Pid]) -> Option<End> {
+        let kill = || {
+            let except = [&self.strangers, others].concat();
+            kill_orphans(self.pid, self.cgroup.as_ref(), &except)
+        };
+        let result =
+            |over| if over { "the command was stopped" } else { "the command may still run" };
+        match word {
+            Word::Left(_) => None,
+            Word::Last(word) => Some(End::told(&word)),
+            Word::Gone => {
+                let over = kill();
+                let text = format!("the guard process is gone; {}", result(over));
+                Some(End { code: Err(Exit::new(SYSTEM, text)), over })
+            }
+            Word::Overdue => {
+                let over = kill();
+                let text = format!("the lease was lost; {}", result(over));
+                Some(End { code: Err(Exit::new(LOST, text)), over })
+            }
+        }
     }
 }
 

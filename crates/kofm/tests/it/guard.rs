@@ -249,6 +249,14 @@ fn whoever_is_interrupted_while_it_asks_holds_nothing() {
     }
 }
 
+/// A command that starts with SIGINT at its default, even if this test ignores it, as under `nohup`
+/// or in the background of a script: a shell cannot trap a signal that it was started to ignore.
+fn interruptible(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", program]);
+    command
+}
+
 /// On a terminal, in the background: the interrupt was sent to the wrapper alone.
 #[test]
 fn an_interrupt_reaches_a_command_in_the_background() {
@@ -264,7 +272,7 @@ fn an_interrupt_reaches_a_command_in_the_background() {
          kill -INT $!; wait $!"
     );
     // It makes a terminal, and ends with the code of what it runs.
-    let mut script = Command::new("script");
+    let mut script = interruptible("script");
     script.args(["-qec", &jobs, "/dev/null"]).current_dir(&dir).stdin(Stdio::null());
     script.env("KOFM_ADDR", &cluster.http[0]).env("SHELL", "/bin/sh").stdout(Stdio::null());
     assert_eq!(exit_code(&mut script.spawn().unwrap()), 7);
@@ -284,7 +292,7 @@ fn an_interrupt_reaches_a_command_in_the_foreground_once() {
          while :; do sleep 0.05; done",
     )
     .unwrap();
-    let mut script = Command::new("script");
+    let mut script = interruptible("script");
     let job = format!("echo $$ > wrapper; exec {KOFM} run gpu -- sh command");
     script.args(["-qec", &job, "/dev/null"]).current_dir(&dir).stdin(Stdio::piped());
     script.env("KOFM_ADDR", &cluster.http[0]).env("SHELL", "/bin/sh").stdout(Stdio::null());

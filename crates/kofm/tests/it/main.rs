@@ -10,6 +10,7 @@ mod harness;
 mod lab;
 mod links;
 mod output;
+mod owned;
 mod quarantine;
 mod scenarios;
 mod semaphores;
