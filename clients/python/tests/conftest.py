@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from typing import Iterator, List, Optional
@@ -18,6 +20,12 @@ pytest_plugins = ["pytester"]
 #: Long enough for any machine; no test depends on how fast it is.
 LONG = 90.0
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+if importlib.util.find_spec("kofm") is None or "src" in os.environ.get("PYTHONPATH", ""):
+    # Not installed: the sources are tested, also by the test runs that tests start.
+    SOURCES = str(ROOT / "clients/python/src")
+    os.environ["PYTHONPATH"] = SOURCES
+    sys.path.insert(0, SOURCES)
 
 
 def binary() -> str:

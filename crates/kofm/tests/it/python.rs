@@ -1,0 +1,68 @@
+//! The tests of the Python client, with the binary under test.
+//!
+//! They need python3 with venv and pip, and an index or cache from which pip installs pytest. On a
+//! machine without these, the test prints `NOT RUN` and the reason.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::harness::{KOFM, temp_dir};
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Runs a program; an error is the reason why the tests cannot run.
+fn prepare(program: &Path, args: &[&str]) -> Result<Output, String> {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message");
+    Err(format!("{} {}: {last}", program.display(), args.join(" ")))
+}
+
+/// A virtual environment with pytest.
+fn environment(folder: &Path) -> Result<PathBuf, String> {
+    let python = Path::new("python3");
+    prepare(python, &["-c", "import sys; sys.exit(sys.version_info < (3, 9))"])
+        .map_err(|_| "python3 is missing or older than 3.9".to_owned())?;
+    let venv = folder.join("venv");
+    prepare(python, &["-m", "venv", &venv.to_string_lossy()])?;
+    let python = venv.join("bin/python");
+    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "1"];
+    let pip = [&pip[..], &["--timeout", "10", "pytest", "pytest-xdist"]].concat();
+    prepare(&python, &pip)?;
+    Ok(python)
+}
+
+#[test]
+fn the_python_client_passes_its_tests() {
+    let folder = Folder(temp_dir());
+    let python = match environment(&folder.0) {
+        Ok(python) => python,
+        Err(reason) => {
+            eprintln!("NOT RUN: tests of the Python client: {reason}");
+            return;
+        }
+    };
+    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python");
+    let output = Command::new(python)
+        .args(["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--basetemp"])
+        .arg(folder.0.join("tests"))
+        .current_dir(&client)
+        .env("KOFM_BIN", KOFM)
+        .env("PYTHONPATH", client.join("src"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
