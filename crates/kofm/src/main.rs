@@ -31,6 +31,7 @@ mod up;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
 
@@ -39,7 +40,7 @@ use crate::output::tell;
 
 /// Share k units out of M among all your machines, with no master.
 #[derive(Debug, Parser)]
-#[command(name = "kofm", version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "kofm", version = version(), max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -135,6 +136,18 @@ impl Command {
             Self::Man(man) => man.run(),
         }
     }
+}
+
+/// Version, commit if it is known, and the version of the wire between sites.
+fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let commit = match env!("KOFM_COMMIT") {
+            "" => String::new(),
+            commit => format!("commit {commit}, "),
+        };
+        format!("{} ({commit}wire {})", env!("CARGO_PKG_VERSION"), kofm_net::wire::VERSION)
+    });
+    &TEXT
 }
 
 const EXIT_CODES: &str = "\

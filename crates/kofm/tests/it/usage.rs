@@ -53,6 +53,19 @@ fn addresses_and_tokens_that_cannot_be_are_wrong_usage() {
 }
 
 #[test]
+fn version_names_the_commit_and_the_wire() {
+    let output = kofm(&["--version"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let start = format!("kofm {} (", env!("CARGO_PKG_VERSION"));
+    let wire = format!("wire {})\n", kofm_net::wire::VERSION);
+    let commit = text.strip_prefix(&start).and_then(|rest| rest.strip_suffix(&wire)).unwrap();
+    // Sources without git have no commit.
+    let hex = commit.strip_prefix("commit ").and_then(|rest| rest.strip_suffix(", "));
+    let good = hex.is_some_and(|hex| hex.len() >= 7 && hex.chars().all(|c| c.is_ascii_hexdigit()));
+    assert!(good || commit.is_empty(), "{text}");
+}
+
+#[test]
 fn a_bench_that_cannot_be_is_not_begun() {
     refused(&kofm(&["bench", "--sites", "1,0"]), 64, "--sites 0");
     refused(&kofm(&["bench", "--clients", "0"]), 64, "--clients 0");
