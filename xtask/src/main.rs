@@ -1,6 +1,7 @@
 //! Tasks of the project; `cargo xtask` lists them.
 
 mod chaos;
+mod package;
 mod reference;
 #[cfg(test)]
 mod tidy;
@@ -10,7 +11,9 @@ use std::process::{Command, ExitCode};
 const HELP: &str = "\
 cargo xtask reference     mean messages and waits beside the reference for Raynal 1990, cell by cell
 cargo xtask chaos         real sites in network namespaces, killed, stopped and cut off
-cargo xtask fuzz ROUNDS   wrong calls and frames, many more than the tests try";
+cargo xtask fuzz ROUNDS   wrong calls and frames, many more than the tests try
+cargo xtask wheel         wheels of the Python client and of the binary, in target/packages
+cargo xtask package KIND  deb or tarball, in target/packages";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -21,6 +24,8 @@ fn main() -> ExitCode {
             let args = ["test", "--release", "-p", "kofm-net", "--test", "fuzz"];
             run(Command::new("cargo").args(args).env("KOFM_FUZZ", rounds))
         }
+        ["wheel"] => package::wheel(),
+        ["package", kind @ ("deb" | "tarball")] => package::package(kind),
         _ => {
             eprintln!("{HELP}");
             ExitCode::from(64)

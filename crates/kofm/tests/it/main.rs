@@ -11,6 +11,7 @@ mod lab;
 mod links;
 mod output;
 mod owned;
+mod packages;
 mod python;
 mod quarantine;
 mod scenarios;
