@@ -1,4 +1,4 @@
-//! The tests of the Python client, with the binary under test.
+//! The tests of the Python client and of the integrations, with the binary under test.
 //!
 //! They need python3 with venv and pip, and an index or cache from which pip installs pytest. On a
 //! machine without these, the test prints `NOT RUN` and the reason.
@@ -37,32 +37,35 @@ fn environment(folder: &Path) -> Result<PathBuf, String> {
     prepare(python, &["-m", "venv", &venv.to_string_lossy()])?;
     let python = venv.join("bin/python");
     let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "1"];
-    let pip = [&pip[..], &["--timeout", "10", "pytest", "pytest-xdist"]].concat();
+    let pip = [&pip[..], &["--timeout", "10", "pytest", "pytest-xdist", "pyyaml"]].concat();
     prepare(&python, &pip)?;
     Ok(python)
 }
 
 #[test]
-fn the_python_client_passes_its_tests() {
+fn python_client_and_integrations_pass_their_tests() {
     let folder = Folder(temp_dir());
     let python = match environment(&folder.0) {
         Ok(python) => python,
         Err(reason) => {
-            eprintln!("NOT RUN: tests of the Python client: {reason}");
+            eprintln!("NOT RUN: tests of the Python client and of the integrations: {reason}");
             return;
         }
     };
-    let client = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/python");
-    let output = Command::new(python)
-        .args(["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--basetemp"])
-        .arg(folder.0.join("tests"))
-        .current_dir(&client)
-        .env("KOFM_BIN", KOFM)
-        .env("PYTHONPATH", client.join("src"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for part in ["clients/python", "integrations"] {
+        let output = Command::new(&python)
+            .args(["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--basetemp"])
+            .args([&folder.0.join("tests"), Path::new("tests")])
+            .current_dir(root.join(part))
+            .env("KOFM_BIN", KOFM)
+            .env("PYTHONPATH", root.join("clients/python/src"))
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{part}: {text}\n{error}");
+    }
 }
