@@ -101,6 +101,8 @@ def test_jenkins_step(env):
     for pair in ("()", "{}", "[]"):
         assert code.count(pair[0]) == code.count(pair[1])
     assert "kofm-hold start" in code and "finally" in code and "kofm-hold stop" in code
+    # Groovy takes a variable number of arguments only as the last parameter.
+    assert "def call(Object... arguments) {" in code
     if shutil.which("groovyc"):
         run("groovyc", "-d", "/tmp", HERE / "jenkins/vars/withKofm.groovy", env=env)
 
