@@ -1,7 +1,7 @@
 //! The clock of leases: it runs while the machine sleeps, and nobody sets it.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -48,6 +48,24 @@ impl Moment {
         let secs = i64::try_from(self.0 / 1_000_000_000).unwrap_or(i64::MAX);
         let nanos = i64::try_from(self.0 % 1_000_000_000).unwrap_or(0);
         Timespec { tv_sec: secs, tv_nsec: nanos }
+    }
+}
+
+/// One reading of both clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// The clock of leases: every decision uses this one.
+    pub boot: Moment,
+    /// Milliseconds since 1970, for events and history only.
+    pub wall_ms: u64,
+}
+
+impl Now {
+    /// Reads both clocks.
+    pub(crate) fn read() -> Self {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
+        Self { boot: Moment::now(), wall_ms }
     }
 }
 

@@ -27,7 +27,7 @@ use rustc_hash::FxHashMap;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::api::{self, Answer, Hold, State};
-use crate::boottime::Moment;
+use crate::boottime::{Moment, Now};
 use crate::config::{Config, PoolConfig};
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::fast::Outbox;
@@ -82,6 +82,11 @@ pub(crate) struct Core {
     pub(super) members: Vec<Arc<str>>,
     mesh: Arc<Mesh>,
     clock: Clock,
+    /// The time of the input that is being handled: one reading of the driver's clock, taken after
+    /// the input had arrived.
+    pub(super) now: Moment,
+    /// The same on the wall clock, in milliseconds since 1970. Events show it; no decision uses it.
+    wall_ms: u64,
     pub(super) change: Change,
     /// The epoch that is installed, and its configuration.
     installed: u64,
@@ -394,6 +399,7 @@ impl Core {
     pub(crate) fn new(
         config: &Config,
         incarnation: u64,
+        now: Now,
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Change,
@@ -409,6 +415,8 @@ impl Core {
             mesh,
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
+            now: now.boot,
+            wall_ms: now.wall_ms,
             change,
             installed: 0,
             plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },
@@ -481,8 +489,13 @@ impl Core {
         (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 
-    /// Takes in what came, and does everything that follows from it.
-    pub(super) fn on_input(&mut self, input: Input) {
+    /// Handles one input and everything that follows from it. The driver reads `now` after the
+    /// input has arrived: a client counts its lease from before it asked, so an earlier reading
+    /// would let the client rely on the lease for longer than the site does.
+    pub(super) fn on_input(&mut self, now: Now, input: Input) {
+        debug_assert!(now.boot >= self.now, "the driver's clock never goes back");
+        self.now = now.boot;
+        self.wall_ms = now.wall_ms;
         self.ring();
         match input {
             Input::Command(command) => self.on_command(command),
@@ -501,7 +514,7 @@ impl Core {
     /// must be granted or renewed before what has expired is gone.
     fn ring(&mut self) {
         let Some(first) = self.next_timer() else { return };
-        let now = Moment::now();
+        let now = self.now;
         if first > now {
             return;
         }

@@ -16,7 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use super::core::Core;
 use super::input::{Command, Input};
 use super::keeper::News;
-use crate::boottime::{Alarm, Moment};
+use crate::boottime::{Alarm, Moment, Now};
 use crate::link::Event;
 
 /// Commands that one who sits down carries out; then the site task goes on.
@@ -106,7 +106,7 @@ impl Desk {
         let _fall = Fall(&self.bell);
         for _ in 0..MAX_BATCH {
             let Some(command) = self.tray().commands.pop_front() else { break };
-            core.on_input(Input::Command(command));
+            core.on_input(Now::read(), Input::Command(command));
         }
         drop(context);
         let early = match (core.next_timer(), seat.alarm) {
@@ -161,7 +161,7 @@ impl Desk {
             match self.seat.lock() {
                 Ok(mut seat) if !self.tray().closed => {
                     let Some(core) = &mut seat.core else { return };
-                    core.on_input(input);
+                    core.on_input(Now::read(), input);
                     alarm.set(core.next_timer());
                     seat.alarm = alarm.rings();
                     self.work(seat);

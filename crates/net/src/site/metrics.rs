@@ -94,7 +94,7 @@ pub(crate) fn text(core: &Core, links: &[LinkInfo]) -> String {
         out.put("kofm_requests_waiting", &[("pool", &pool.name)], core.waiting_for(pool));
     }
     out.head("kofm_oldest_wait_seconds", "gauge", "How long the oldest request has waited.");
-    let now = crate::boottime::Moment::now();
+    let now = core.now;
     for pool in pools() {
         let oldest = pool.waiting.first().and_then(|it| core.requests.get(&it.1));
         let secs = oldest.map_or(0.0, |it| now.since(it.submitted).as_secs_f64());

@@ -14,7 +14,7 @@ use super::journal::Journal;
 use super::keeper::{self, News};
 use super::tallies::Tallies;
 use super::{EVENTS, Inner, Site};
-use crate::boottime::Alarm;
+use crate::boottime::{Alarm, Moment, Now};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
@@ -162,8 +162,15 @@ impl Site {
         let events = broadcast::Sender::new(EVENTS);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
-        let mut core =
-            Core::new(&config, incarnation, Arc::clone(&mesh), events.clone(), change, journal);
+        let mut core = Core::new(
+            &config,
+            incarnation,
+            Now::read(),
+            Arc::clone(&mesh),
+            events.clone(),
+            change,
+            journal,
+        );
         if let Some(dir) = dir {
             let (tallies, earlier) = Tallies::open(dir, incarnation)?;
             core.remember(tallies, earlier);
@@ -263,5 +270,5 @@ fn keep(
     let sole = running.borrow().sole;
     let whole = sole && state.is_none();
     let doors = Doors { me, proposals, running, state, joinable, sole, whole };
-    Change::new(config.me(), incarnation, Plan::first(config), lease, doors)
+    Change::new(config.me(), incarnation, Moment::now(), Plan::first(config), lease, doors)
 }

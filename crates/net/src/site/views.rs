@@ -30,7 +30,7 @@ impl Core {
 
     pub(super) fn lease_view(&self, request: &Request) -> Option<api::Lease> {
         let lease = request.lease.as_ref()?;
-        let now = Moment::now();
+        let now = self.now;
         Some(api::Lease {
             id: lease.id.to_string(),
             request: request.id.to_string(),
@@ -54,7 +54,7 @@ impl Core {
             units: Arc::clone(&lease.names),
             fence: lease.fence,
             ttl_ms: millis(lease.ttl),
-            expires_in_ms: millis(self.expires_in(lease, Moment::now())),
+            expires_in_ms: millis(self.expires_in(lease, self.now)),
         });
         let (id, cause) = (Arc::clone(&request.id), self.cause_view(request));
         FastAnswer::Request { id, state: request.state, cause, lease }
@@ -78,7 +78,7 @@ impl Core {
             (false, _) => (None, Vec::new()),
         };
         let position = queued.then(|| 1 + claim.map_or(0, |claim| self.older(key, request, claim)));
-        let now = Moment::now();
+        let now = self.now;
         let waited = if queued { now.since(request.submitted) } else { request.waited };
         api::Request {
             id: request.id.to_string(),
@@ -126,7 +126,7 @@ impl Core {
     pub(super) fn blocker_view(&self, other: &Request, pool: usize) -> api::Blocker {
         let lease = other.lease.as_ref();
         let wanted = other.want.iter().find(|want| want.0 == pool).map_or(0, |want| want.1);
-        let now = Moment::now();
+        let now = self.now;
         api::Blocker {
             site: self.site.to_string(),
             owner: other.owner.as_ref().map(ToString::to_string),
@@ -161,7 +161,7 @@ impl Core {
             .take(MAX_LISTED)
             .filter_map(|&(claim, key)| {
                 let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
-                let now = Moment::now();
+                let now = self.now;
                 Some(api::Request {
                     id: request.id.to_string(),
                     state: request.state,

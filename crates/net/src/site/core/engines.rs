@@ -5,7 +5,6 @@ use tracing::{error, info, warn};
 
 use super::{Core, Part, Timer, Todo};
 use crate::api::{self, Code, State};
-use crate::boottime::Moment;
 use crate::engine::{self, Move, Outcome};
 use crate::link::Payload;
 use crate::names::{self};
@@ -15,7 +14,7 @@ impl Core {
     /// Sets the clock of a protocol going, where it has one.
     pub(super) fn set_alarm(&mut self, number: usize) {
         if let Some(timer) = self.engines[number].engine.alarm() {
-            let key = self.start_timer(Moment::now(), Timer::Protocol(number, timer.clone()));
+            let key = self.start_timer(self.now, Timer::Protocol(number, timer.clone()));
             self.protocol_timers.insert((number, timer), key);
         }
     }
@@ -219,7 +218,7 @@ impl Core {
                 self.todo.push_back(Todo::Revoked(engine, claim));
             }
             Outcome::Arm { timer, min, max } => {
-                let moment = Moment::now().after(random::between(min, max));
+                let moment = self.now.after(random::between(min, max));
                 let key = self.start_timer(moment, Timer::Protocol(engine, timer.clone()));
                 if let Some(old) = self.protocol_timers.insert((engine, timer), key) {
                     self.timers.remove(&old);

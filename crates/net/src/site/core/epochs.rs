@@ -134,6 +134,7 @@ impl Change {
     pub(crate) fn new(
         me: SiteId,
         incarnation: u64,
+        now: Moment,
         plan: Plan,
         lease: Duration,
         doors: Doors,
@@ -160,7 +161,7 @@ impl Change {
             proposal: None,
             planned: None,
             edits: VecDeque::new(),
-            started: Moment::now(),
+            started: now,
             joined: None,
             deserted: None,
             shrunk: false,
@@ -297,7 +298,7 @@ impl Core {
 
     /// Starts looking after the epoch.
     pub(super) fn watch_epochs(&mut self) {
-        let moment = Moment::now().after(self.change.pause());
+        let moment = self.now.after(self.change.pause());
         self.start_timer(moment, Timer::Tick);
     }
 
@@ -388,7 +389,7 @@ impl Core {
 
     /// The store has said something.
     pub(super) fn on_news(&mut self, news: News) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         match news {
             News::Beat { began, pulses } => {
@@ -432,7 +433,7 @@ impl Core {
 
     /// Every now and then: who is gone, what is over, who may join.
     pub(super) fn tick(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         let again = now.after(change.pause());
         self.start_timer(again, Timer::Tick);
@@ -473,7 +474,7 @@ impl Core {
 
     /// A connection is gone: it is looked after when its time is over, not only every now and then.
     pub(super) fn miss(&mut self, site: SiteId) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         if change.record().members.contains_key(&site) {
             change.down.entry(site).or_insert(now);
@@ -502,7 +503,7 @@ impl Core {
     }
 
     fn look_for_the_dead(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         change.down.retain(|site, _| record.members.contains_key(site));
@@ -538,7 +539,7 @@ impl Core {
     }
 
     fn end_quarantines(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         let record = change.epochs.record();
         change.quarantines.retain(|since, _| record.quarantine.contains_key(since));
@@ -555,7 +556,7 @@ impl Core {
     /// No member: asks to become one, or makes the first epoch, or the next one where no member is
     /// left.
     fn come_in(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &mut self.change;
         let record = Arc::clone(change.epochs.record());
         let beaten = change.beaten.is_some_and(|beaten| now.since(beaten) < change.lease);

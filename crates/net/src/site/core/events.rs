@@ -1,7 +1,7 @@
 //! What happened, and who wants to hear of it.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::{Core, MAX_HISTORY, MAX_LISTENERS, MAX_WATCH, Responder, Timer, millis};
 use crate::api::{self, Answer};
@@ -41,7 +41,7 @@ impl Core {
             let answer = self.events_after(after);
             return self.respond(reply, Ok(answer));
         }
-        let moment = Moment::now().after(wait.min(MAX_WATCH));
+        let moment = self.now.after(wait.min(MAX_WATCH));
         let timer = self.start_timer(moment, Timer::Listen);
         self.listeners.push(Listener { reply, timer });
     }
@@ -67,10 +67,9 @@ impl Core {
 
     pub(super) fn happening(&self, event: &'static str, key: Option<u64>) -> api::Happening {
         let request = key.and_then(|key| self.requests.get(&key));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let lease = request.and_then(|request| request.lease.as_ref());
         api::Happening {
-            at_ms: millis(since),
+            at_ms: self.wall_ms,
             event: event.into(),
             site: Arc::clone(&self.site),
             request: request.map(|request| Arc::clone(&request.id)),

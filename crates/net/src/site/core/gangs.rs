@@ -60,7 +60,7 @@ impl Core {
         if seats.is_empty() {
             return;
         }
-        let now = Moment::now();
+        let now = self.now;
         let queued = request.state == State::Queued;
         self.start_timer(now.after(LOOK), Timer::Members(key));
         for name in seats {
@@ -148,7 +148,7 @@ impl Core {
     }
 
     fn join_now(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
-        let now = Moment::now();
+        let now = self.now;
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
             return Err(api::Error::new(Code::Malformed, "`ttl` is from 100ms to 15 days"));
         }
@@ -239,7 +239,7 @@ impl Core {
         }
         let request = rally.request.and_then(|key| self.requests.get(&key));
         let lease = request.and_then(|request| self.lease_view(request));
-        let now = Moment::now();
+        let now = self.now;
         let left = request.and_then(|request| request.lease.as_ref());
         let left = left.map_or(Duration::ZERO, |lease| self.expires_in(lease, now));
         let missing = rally.members.keys().filter(|name| !rally.here.contains_key(*name));
@@ -282,7 +282,7 @@ impl Core {
 
     /// Looks for members that are not heard of any more.
     pub(super) fn sweep(&mut self, name: &str) {
-        let now = Moment::now();
+        let now = self.now;
         let Some(rally) = self.rallies.get_mut(name) else { return };
         let silent = |it: &(String, Moment)| now.since(it.1) > rally.ttl;
         let stale: Vec<String> =
@@ -337,7 +337,7 @@ impl Core {
         // Those who wait are heard of when they ask again.
         self.rally_news(&name, None);
         if let Some(rally) = self.rallies.get(&name) {
-            let moment = Moment::now().after(rally.ttl / 2);
+            let moment = self.now.after(rally.ttl / 2);
             self.start_timer(moment, Timer::Rally(name));
         }
     }

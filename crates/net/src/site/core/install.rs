@@ -12,7 +12,6 @@ use tracing::{error, info, warn};
 
 use super::{Core, Part, Pool, Running, Timer, Todo};
 use crate::api::{self, Code, Hold, State};
-use crate::boottime::Moment;
 use crate::engine;
 use crate::names::Names;
 use crate::plan::{Plan, kinds, rest};
@@ -90,7 +89,7 @@ impl Core {
         change.deserted = None;
         change.down.clear();
         change.suspects = SiteSet::new();
-        let over = Moment::now().after(change.quarantine());
+        let over = self.now.after(change.quarantine());
         for &since in record.quarantine.keys() {
             change.quarantines.entry(since).or_insert(over);
         }

@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 impl Core {
     pub(super) fn grant(&mut self, key: u64) {
-        let now = Moment::now();
+        let now = self.now;
         if self.has_lapsed(now) {
             // Its units stay with it until this site may grant again.
             self.todo.push_front(Todo::Grant(key));
@@ -103,7 +103,7 @@ impl Core {
             let text = "the lease is over: stop using its units, and ask again";
             api::Error::new(Code::Gone, text)
         };
-        let now = Moment::now();
+        let now = self.now;
         if self.has_lapsed(now) {
             self.check_lease(now);
         }
@@ -159,7 +159,7 @@ impl Core {
     /// Ends a lease, if the policy of a pool keeps its units back then, as soon as protocols take
     /// steps again. False where no policy does.
     pub(super) fn expire_soon(&mut self, key: u64) -> bool {
-        let now = Moment::now();
+        let now = self.now;
         let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) else {
             return false;
         };
@@ -195,7 +195,7 @@ impl Core {
             .collect();
         if !kept.is_empty() && stands_still {
             // What its policy keeps back is sorted out when protocols take steps again.
-            let moment = Moment::now().after(RETRY);
+            let moment = self.now.after(RETRY);
             let timer = self.start_timer(moment, Timer::Lease(key));
             if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
                 lease.timer = Some(timer);

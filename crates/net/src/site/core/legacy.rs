@@ -131,7 +131,7 @@ impl Core {
     /// The site stops: no protocol takes a step from now on, and the leases are written down.
     pub(super) fn farewell(&mut self) {
         self.settle();
-        let now = Moment::now();
+        let now = self.now;
         // Only a member in good standing knows that what it has is its own.
         let good = !self.stands_still() && !self.has_lapsed(now);
         self.stopped = true;
@@ -157,7 +157,7 @@ impl Core {
     pub(super) fn inherit(&mut self, record: &Record<Plan>) {
         let Some(legacy) = self.legacy.take() else { return };
         let mut taken = BTreeSet::new();
-        let now = Moment::now();
+        let now = self.now;
         for saved in legacy.leases.into_values() {
             let confirmed = saved.parts.iter().all(|part| {
                 let survey = record.surveys.get(usize::from(part.engine));

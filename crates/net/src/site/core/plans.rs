@@ -39,13 +39,13 @@ impl Core {
             let text = format!("{MAX_EDITS} changes wait already; try again later");
             return self.respond(reply, Err(api::Error::new(Code::TooMany, text)));
         }
-        let until = Moment::now().after(change.lease * 2);
+        let until = self.now.after(change.lease * 2);
         change.edits.push_back((edit, reply, until));
         self.next_edit();
     }
 
     pub(super) fn next_edit(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         loop {
             let change = &mut self.change;
             let ready = change.epochs.may_grant() && change.planned.is_none();
@@ -209,7 +209,7 @@ impl Core {
 
     /// Takes in sites that are not in the plan and say that they want to be.
     pub(super) fn take_in(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let change = &self.change;
         let first = change.epochs.record().members.keys().next() == Some(&self.me);
         if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
@@ -272,7 +272,7 @@ impl Core {
             }
             return;
         }
-        change.planned = Some((plan.clone(), reply, Moment::now().after(change.lease * 4)));
+        change.planned = Some((plan.clone(), reply, self.now.after(change.lease * 4)));
         self.feed(Input::Configure(plan));
         self.settle();
     }

@@ -14,7 +14,6 @@ use super::{
     millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
-use crate::boottime::Moment;
 use crate::random;
 use crate::site::calls::home_of;
 
@@ -24,7 +23,7 @@ impl Core {
         if self.by_id.contains_key(id.as_str()) {
             return 0;
         }
-        let now = Moment::now();
+        let now = self.now;
         if self.reserved.len() > 10_000 {
             self.reserved.retain(|_, (since, _)| now.since(*since) < Duration::from_secs(10));
         }
@@ -193,7 +192,7 @@ impl Core {
         let once = spec.wait == Some(Duration::ZERO);
         let deadline = spec.wait.map(|wait| {
             let wait = if once { TRY } else { wait };
-            self.start_timer(Moment::now().after(wait), Timer::Deadline(key))
+            self.start_timer(self.now.after(wait), Timer::Deadline(key))
         });
         if *self.asked != spec.want {
             self.asked = Arc::new(spec.want);
@@ -213,7 +212,7 @@ impl Core {
             state: State::Queued,
             cause: None,
             code: None,
-            submitted: Moment::now(),
+            submitted: self.now,
             waited: Duration::ZERO,
             part: 0,
             lease: None,
@@ -240,7 +239,7 @@ impl Core {
         if !queued || wait.is_zero() {
             return self.answer_submitted(key, told, reply);
         }
-        let moment = Moment::now().after(wait.min(MAX_WATCH));
+        let moment = self.now.after(wait.min(MAX_WATCH));
         let timer = self.start_timer(moment, Timer::Watch(key));
         let Some(request) = self.requests.get_mut(&key) else { return };
         request.watchers.push(Watcher { reply, timer, told });
@@ -343,7 +342,7 @@ impl Core {
         request.cause = Some(cause.clone());
         let parts = std::mem::take(&mut request.parts);
         let (lease, deadline) = (request.lease.take(), request.deadline.take());
-        let now = Moment::now();
+        let now = self.now;
         let held = lease.as_ref().map(|lease| now.since(lease.since));
         if was == State::Queued {
             request.waited = now.since(request.submitted);

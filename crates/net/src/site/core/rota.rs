@@ -250,7 +250,7 @@ impl Core {
         let Some(rota) = self.rota.as_mut().filter(|it| it.from.is_none()) else { return };
         // In the first epoch of a cluster nothing was granted before.
         let wait = if epoch == 1 { Duration::ZERO } else { wait };
-        rota.from = Some(Moment::now().after(wait));
+        rota.from = Some(self.now.after(wait));
         self.seat();
         self.rota_news();
     }
@@ -299,7 +299,7 @@ impl Core {
     }
 
     fn sit(&mut self, call: &JoinCall) -> Result<(), api::Error> {
-        let now = Moment::now();
+        let now = self.now;
         let lapsed = self.has_lapsed(now);
         let malformed = |text: String| Err(api::Error::new(Code::Malformed, text));
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
@@ -349,7 +349,7 @@ impl Core {
 
     /// Where a client stands.
     fn sitting(&mut self, call: &JoinCall) -> Result<Answer, api::Error> {
-        let now = Moment::now();
+        let now = self.now;
         let (names, promise) = (self.site_numbers(), self.promise(now));
         let rota = self.rota.as_mut();
         let place = rota.and_then(|it| it.sitters.iter().position(|s| s.token == call.token));
@@ -403,7 +403,7 @@ impl Core {
 
     /// Tells the others for which gangs somebody sits here, and lets those claim who can.
     fn seat(&mut self) {
-        let (me, now) = (self.me, Moment::now());
+        let (me, now) = (self.me, self.now);
         let Some(rota) = self.rota.as_mut().filter(|it| it.from.is_some()) else { return };
         let waiting = rota.sitters.iter().filter(|it| it.lost.is_none());
         let named: BTreeSet<String> = waiting.filter_map(|it| it.gang.clone()).collect();
@@ -542,7 +542,7 @@ impl Core {
     /// Looks for clients that are not heard of any more. The others of their gang are told at once;
     /// what they held is given back when whatever they ran is certainly over.
     pub(super) fn sweep_rota(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let Some(rota) = &mut self.rota else { return };
         rota.timer = None;
         let (mut lost, mut over) = (Vec::new(), Vec::new());
@@ -578,7 +578,7 @@ impl Core {
 
     /// Looks again when something is due, as long as somebody is here.
     fn look_at_rota(&mut self) {
-        let now = Moment::now();
+        let now = self.now;
         let Some(rota) = self.rota.as_mut().filter(|it| !it.sitters.is_empty()) else { return };
         // When somebody may have been silent for too long, or claims may be made.
         let silent = rota.sitters.iter().map(|it| {

@@ -110,9 +110,9 @@ impl Core {
         let once = wait == Some(Duration::ZERO);
         let timer = wait.map(|wait| {
             let wait = if once { SETTLE } else { wait };
-            self.start_timer(Moment::now().after(wait), Timer::Taker(key))
+            self.start_timer(self.now.after(wait), Timer::Taker(key))
         });
-        let since = Moment::now();
+        let since = self.now;
         let taker = Taker { semaphore, units, claim: None, owner, once, since, timer, reply };
         self.takers.insert(key, taker);
         self.todo.push_back(Todo::Take(key));
@@ -236,7 +236,7 @@ impl Core {
             return self.step(engine, Move::Add { demand });
         }
         self.semaphores[semaphore].tally.taken += u64::from(taker.units);
-        let waited = Moment::now().since(taker.since);
+        let waited = self.now.since(taker.since);
         let answer = Taken {
             name: self.semaphores[semaphore].name.to_string(),
             k: taker.units,
@@ -274,9 +274,9 @@ impl Core {
         let head = self.engines.get(engine).and_then(|it| it.engine.head(id));
         let turn = head.is_some_and(|head| Some(head.claim) == claim);
         // Before its turn nobody knows whether there are units: others may only be quicker.
-        if first && !turn && Moment::now().since(since) < TRY {
-            let timer = self
-                .start_timer(Moment::now().after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
+        if first && !turn && self.now.since(since) < TRY {
+            let timer =
+                self.start_timer(self.now.after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
             if let Some(taker) = self.takers.get_mut(&key) {
                 taker.timer = Some(timer);
             }
@@ -484,7 +484,7 @@ impl Core {
     }
 
     pub(super) fn semaphore_shares(&self) -> Vec<SemaphoreShare> {
-        let now = Moment::now();
+        let now = self.now;
         let list = self.semaphores.iter().filter(|it| !it.gone);
         let share = |it: &Semaphore| SemaphoreShare {
             name: it.name.to_string(),
