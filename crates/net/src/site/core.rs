@@ -34,6 +34,7 @@ use crate::fast::Outbox;
 use crate::link::Mesh;
 use crate::names::{self, Names};
 use crate::plan::Plan;
+use crate::random::Random;
 use crate::site::input::Input;
 use crate::site::journal::{Journal, Legacy};
 use crate::site::metrics::Metrics;
@@ -87,6 +88,7 @@ pub(crate) struct Core {
     pub(super) now: Moment,
     /// The same on the wall clock, in milliseconds since 1970. Events show it; no decision uses it.
     wall_ms: u64,
+    random: Random,
     pub(super) change: Change,
     /// The epoch that is installed, and its configuration.
     installed: u64,
@@ -400,6 +402,7 @@ impl Core {
         config: &Config,
         incarnation: u64,
         now: Now,
+        seed: [u8; 32],
         mesh: Arc<Mesh>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Change,
@@ -417,6 +420,7 @@ impl Core {
             clock: first_clock(incarnation),
             now: now.boot,
             wall_ms: now.wall_ms,
+            random: Random::new(seed),
             change,
             installed: 0,
             plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },

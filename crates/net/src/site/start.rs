@@ -19,6 +19,7 @@ use crate::config::{Config, Durability, PoolConfig};
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{self, Plan};
+use crate::random;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
@@ -166,6 +167,7 @@ impl Site {
             &config,
             incarnation,
             Now::read(),
+            random::seed(),
             Arc::clone(&mesh),
             events.clone(),
             change,

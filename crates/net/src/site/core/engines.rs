@@ -8,7 +8,6 @@ use crate::api::{self, Code, State};
 use crate::engine::{self, Move, Outcome};
 use crate::link::Payload;
 use crate::names::{self};
-use crate::random;
 
 impl Core {
     /// Sets the clock of a protocol going, where it has one.
@@ -55,7 +54,8 @@ impl Core {
             return Err(api::Error::new(Code::UnknownPool, text));
         };
         warn!(pool = name, "garbage is put into the protocol's memory, as was asked");
-        self.engines[number].engine.scramble(&mut random::number);
+        let random = &mut self.random;
+        self.engines[number].engine.scramble(&mut || random.number());
         let happening = self.happening("corrupted", None);
         self.record(api::Happening { cause: Some(format!("pool {name}").into()), ..happening });
         self.watch_soundness(number);
@@ -218,7 +218,7 @@ impl Core {
                 self.todo.push_back(Todo::Revoked(engine, claim));
             }
             Outcome::Arm { timer, min, max } => {
-                let moment = self.now.after(random::between(min, max));
+                let moment = self.now.after(self.random.between(min, max));
                 let key = self.start_timer(moment, Timer::Protocol(engine, timer.clone()));
                 if let Some(old) = self.protocol_timers.insert((engine, timer), key) {
                     self.timers.remove(&old);

@@ -16,7 +16,6 @@ use super::{Core, MAX_TTL, MIN_TTL, Responder, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, JoinCall, Joined, Members, State, Submit, Want};
 use crate::boottime::Moment;
 use crate::config::SEAT;
-use crate::random;
 
 /// Gangs of a cluster: every epoch carries them.
 const MAX_GANGS: usize = 1_000;
@@ -160,7 +159,7 @@ impl Core {
                 return Err(gone());
             }
             let rally = Rally {
-                run: random::hex::<8>(),
+                run: self.random.hex::<8>(),
                 members: call.members.clone(),
                 here: BTreeMap::new(),
                 done: BTreeSet::new(),

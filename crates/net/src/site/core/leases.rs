@@ -13,7 +13,6 @@ use super::{Core, Lease, MAX_TTL, Status, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, OnExpiry, State};
 use crate::boottime::Moment;
 use crate::engine::Move;
-use crate::random;
 
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -49,7 +48,7 @@ impl Core {
                 }
             }
         }
-        let id: Arc<str> = random::id::<16>('L', self.me).into();
+        let id: Arc<str> = self.random.id::<16>('L', self.me).into();
         let Some(request) = self.requests.get_mut(&key) else { return };
         request.state = State::Granted;
         request.waited = now.since(request.submitted);

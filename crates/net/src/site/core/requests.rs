@@ -14,7 +14,6 @@ use super::{
     millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
-use crate::random;
 use crate::site::calls::home_of;
 
 impl Core {
@@ -184,7 +183,7 @@ impl Core {
         let named = spec.id.is_some() && hold != Hold::Embedded;
         let id: Arc<str> = match spec.id {
             Some(id) => id.into(),
-            None => random::id::<8>('R', self.me).into(),
+            None => self.random.id::<8>('R', self.me).into(),
         };
         // Pools that heal make the units of a dead site anew after a while: its leases end before.
         let heals = want.iter().any(|it| crate::engine::heals(self.pools[it.0].config.protocol));

@@ -24,7 +24,6 @@ use crate::config::{ROTA, RotaConfig};
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::link::Payload;
 use crate::plan::Plan;
-use crate::random;
 
 /// Clients of one site that may wait for their turn.
 const MAX_SITTERS: usize = 64;
@@ -336,7 +335,7 @@ impl Core {
         rota.sitters.push_back(Sitter {
             token: call.token.clone(),
             gang: named.then(|| call.name.clone()),
-            run: random::hex::<8>(),
+            run: self.random.hex::<8>(),
             ttl: call.ttl,
             heard: now,
             claim: None,
@@ -474,7 +473,7 @@ impl Core {
     fn work(&mut self, claim: Stamp, units: &[Unit]) {
         self.clock.fence += 1;
         let fence = self.clock.fence;
-        let lease = random::id::<16>('L', self.me);
+        let lease = self.random.id::<16>('L', self.me);
         let Some(rota) = &mut self.rota else { return };
         let group = Grouping::group_of(units).map_or(usize::MAX, GroupId::index);
         let gang = rota.gangs.get(group).cloned().unwrap_or_default();
