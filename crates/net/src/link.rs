@@ -97,6 +97,43 @@ pub(crate) trait Answers: Send + Sync + std::fmt::Debug {
     fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>>;
 }
 
+/// The core's side of the links: reliable, ordered channels to other sites. [`Mesh`] carries the
+/// messages over TCP, a test's world carries them in memory.
+pub(crate) trait Links: Send {
+    /// Queues a message for `to` and never waits. An error ends the session with `to`.
+    fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken>;
+    /// Whether a connection to `peer` stands.
+    fn is_up(&self, peer: SiteId) -> bool;
+    /// Makes a link to a site, unless there is one.
+    fn reach(&self, peer: SiteId, address: String);
+    /// Starts empty sessions with all peers, as a new incarnation.
+    fn reborn(&self, incarnation: u64);
+    /// The state of all links, for operators.
+    fn info(&self) -> Vec<LinkInfo>;
+}
+
+impl Links for Arc<Mesh> {
+    fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken> {
+        Mesh::send(self, to, payload)
+    }
+
+    fn is_up(&self, peer: SiteId) -> bool {
+        Mesh::is_up(self, peer)
+    }
+
+    fn reach(&self, peer: SiteId, address: String) {
+        Mesh::reach(self, peer, address);
+    }
+
+    fn reborn(&self, incarnation: u64) {
+        Mesh::reborn(self, incarnation);
+    }
+
+    fn info(&self) -> Vec<LinkInfo> {
+        Mesh::info(self)
+    }
+}
+
 /// All links of a site.
 #[derive(Debug)]
 pub(crate) struct Mesh {

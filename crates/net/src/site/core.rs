@@ -31,7 +31,7 @@ use crate::boottime::{Moment, Now};
 use crate::config::{Config, PoolConfig};
 use crate::engine::{self, Engine, Move, Outcome};
 use crate::fast::Outbox;
-use crate::link::Mesh;
+use crate::link::Links;
 use crate::names::{self, Names};
 use crate::plan::Plan;
 use crate::random::Random;
@@ -81,7 +81,7 @@ pub(crate) struct Core {
     reborn: bool,
     pub(super) site: Arc<str>,
     pub(super) members: Vec<Arc<str>>,
-    mesh: Arc<Mesh>,
+    links: Box<dyn Links>,
     clock: Clock,
     /// The time of the input that is being handled: one reading of the driver's clock, taken after
     /// the input had arrived.
@@ -403,7 +403,7 @@ impl Core {
         incarnation: u64,
         now: Now,
         seed: [u8; 32],
-        mesh: Arc<Mesh>,
+        links: Box<dyn Links>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Change,
         journal: Option<(Journal, Option<Legacy>)>,
@@ -415,7 +415,7 @@ impl Core {
             reborn: incarnation > 1,
             site: config.site.as_str().into(),
             members: config.members.keys().map(|name| name.as_str().into()).collect(),
-            mesh,
+            links,
             // Stamps and fences of a later life are larger than those of an earlier one.
             clock: first_clock(incarnation),
             now: now.boot,
@@ -595,7 +595,7 @@ impl Core {
     }
 
     fn metrics_text(&self) -> String {
-        crate::site::metrics::text(self, &self.mesh.info())
+        crate::site::metrics::text(self, &self.links.info())
     }
 
     pub(super) fn protocols(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {

@@ -168,7 +168,7 @@ impl Site {
             incarnation,
             Now::read(),
             random::seed(),
-            Arc::clone(&mesh),
+            Box::new(Arc::clone(&mesh)),
             events.clone(),
             change,
             journal,

@@ -198,7 +198,7 @@ impl Core {
                 self.todo.push_back(Todo::Move(engine, input));
             }
             Outcome::Send { to, .. }
-                if engine::heals(self.engines[engine].kind) && !self.mesh.is_up(to) =>
+                if engine::heals(self.engines[engine].kind) && !self.links.is_up(to) =>
             {
                 // A message that would arrive late is worse than one that is lost.
             }
@@ -233,7 +233,7 @@ impl Core {
     }
 
     pub(super) fn send(&mut self, to: SiteId, payload: &Payload) {
-        if let Err(why) = self.mesh.send(to, payload) {
+        if let Err(why) = self.links.send(to, payload) {
             self.on_peer_reset(to, why);
         }
     }

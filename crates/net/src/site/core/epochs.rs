@@ -511,7 +511,7 @@ impl Core {
         let sure = change.beaten.is_some_and(|beaten| now.since(beaten) < change.lease / 2);
         let mut suspects = SiteSet::new();
         for (&site, &incarnation) in record.members.iter().filter(|it| *it.0 != self.me) {
-            if self.mesh.is_up(site) {
+            if self.links.is_up(site) {
                 change.down.remove(&site);
             } else {
                 change.down.entry(site).or_insert(now);
@@ -574,11 +574,11 @@ impl Core {
         let turn = change.lease / 4 * u32::try_from(rank).unwrap_or(8);
         if record.epoch == 0 {
             let all = sites.keys().all(|&site| alive(site).is_some());
-            let reached = sites.keys().all(|&site| site == self.me || self.mesh.is_up(site));
+            let reached = sites.keys().all(|&site| site == self.me || self.links.is_up(site));
             let waited = now.since(change.started);
             if (all && reached && rank == 0) || waited > change.lease + turn {
                 let here = |&site: &SiteId| {
-                    let up = site == self.me || self.mesh.is_up(site);
+                    let up = site == self.me || self.links.is_up(site);
                     Some((site, alive(site).filter(|_| up)?))
                 };
                 let mut members: BTreeMap<SiteId, u64> = sites.keys().filter_map(here).collect();
@@ -591,7 +591,7 @@ impl Core {
         let lives = |(site, incarnation): (&SiteId, &u64)| alive(*site) == Some(*incarnation);
         if record.members.iter().any(lives) {
             change.deserted = None;
-            let reached = record.members.keys().all(|&it| it == self.me || self.mesh.is_up(it));
+            let reached = record.members.keys().all(|&it| it == self.me || self.links.is_up(it));
             let patience = change.lease / 4;
             let asked = change.joined.is_some_and(|it| now.since(it) < patience);
             if reached && !asked {

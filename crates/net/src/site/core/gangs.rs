@@ -65,7 +65,7 @@ impl Core {
         for name in seats {
             let Some(site) = self.members.iter().position(|it| **it == *name) else { continue };
             let site = SiteId(u16::try_from(site).unwrap_or(u16::MAX));
-            if site == self.me || self.mesh.is_up(site) {
+            if site == self.me || self.links.is_up(site) {
                 self.away.remove(&site);
                 continue;
             }

@@ -241,7 +241,7 @@ impl Core {
             Responder::Fast(number, outbox) => outbox.put(number, &FastAnswer::new(answer)),
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
-                self.mesh.send(peer, &Payload::Answer { number, body }).ok();
+                self.links.send(peer, &Payload::Answer { number, body }).ok();
             }
         }
     }
@@ -259,8 +259,8 @@ impl Core {
         let body = serde_json::to_vec(call).unwrap_or_default();
         let number = self.next_ask;
         let sent = self.asks.len() < MAX_ASKS
-            && self.mesh.is_up(peer)
-            && self.mesh.send(peer, &Payload::Ask { number, body }).is_ok();
+            && self.links.is_up(peer)
+            && self.links.send(peer, &Payload::Ask { number, body }).is_ok();
         if sent {
             self.next_ask += 1;
             self.asks.insert(number, reply);

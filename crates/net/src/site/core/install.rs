@@ -97,7 +97,7 @@ impl Core {
             self.start_timer(over, Timer::Look);
         }
         for (&site, (_, address)) in &record.plan.sites {
-            self.mesh.reach(site, address.clone());
+            self.links.reach(site, address.clone());
         }
         // A protocol that heals by itself goes on, unless its pools are others now.
         let goes_on: Vec<bool> = kinds()
@@ -403,7 +403,7 @@ impl Core {
         change.proposal = None;
         change.leased = None;
         change.joined = None;
-        self.mesh.reborn(incarnation);
+        self.links.reborn(incarnation);
         self.legacy = None;
         if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
             error!(%error, "cannot begin a journal");

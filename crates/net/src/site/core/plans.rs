@@ -56,8 +56,8 @@ impl Core {
                 self.respond(reply, Err(api::Error::new(Code::InUse, text)));
                 continue;
             }
-            let (me, mesh, sole) = (self.me, &self.mesh, change.sole);
-            let away = |site: &&SiteId| sole && **site != me && !mesh.is_up(**site);
+            let (me, links, sole) = (self.me, &self.links, change.sole);
+            let away = |site: &&SiteId| sole && **site != me && !links.is_up(**site);
             if let Some(&site) = change.record().members.keys().find(away) {
                 // Nobody is taken for dead here, so nothing can change without it.
                 let text = format!("site {} has stopped, or does not answer", self.site_name(site));
