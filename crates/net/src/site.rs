@@ -29,6 +29,8 @@ mod semaphores;
 mod start;
 mod tallies;
 mod views;
+#[cfg(test)]
+mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
