@@ -11,6 +11,7 @@ mod inputs;
 mod install;
 mod leases;
 mod legacy;
+mod mutants;
 mod plans;
 mod requests;
 mod rota;
@@ -42,6 +43,7 @@ use crate::site::tallies::{self, Tallies};
 
 pub(crate) use self::epochs::{Change, Doors, Note, View};
 pub(crate) use self::gangs::total;
+pub(in crate::site) use self::mutants::Mutant;
 pub(in crate::site) use self::plans::return_first;
 pub(in crate::site) use self::semaphores::unknown as unknown_semaphore;
 
@@ -74,6 +76,15 @@ const MAX_TTL: Duration = Duration::from_hours(30 * 24);
 const MAX_HEALING_TTL: Duration = Duration::from_secs(10);
 /// The longest that one call waits for news.
 pub(crate) const MAX_WATCH: Duration = Duration::from_mins(1);
+
+/// Facts from outside with which a core starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub incarnation: u64,
+    pub now: Now,
+    /// All its random numbers come from this.
+    pub seed: [u8; 32],
+}
 
 pub(crate) struct Core {
     pub(super) me: SiteId,
@@ -160,6 +171,8 @@ pub(crate) struct Core {
     pub(super) metrics: Metrics,
     faults: HashSet<SiteId>,
     draining: bool,
+    #[cfg(test)]
+    pub(super) mutant: Option<Mutant>,
 }
 
 struct Running {
@@ -400,14 +413,13 @@ enum Todo {
 impl Core {
     pub(crate) fn new(
         config: &Config,
-        incarnation: u64,
-        now: Now,
-        seed: [u8; 32],
+        origin: Origin,
         links: Box<dyn Links>,
         events: broadcast::Sender<Arc<api::Happening>>,
         change: Change,
         journal: Option<(Journal, Option<Legacy>)>,
     ) -> Self {
+        let Origin { incarnation, now, seed } = origin;
         let (journal, legacy) = journal.map_or((None, None), |it| (Some(it.0), it.1));
         let first = Plan::first(config);
         let mut core = Self {
@@ -468,6 +480,8 @@ impl Core {
             metrics: Metrics::default(),
             faults: HashSet::new(),
             draining: false,
+            #[cfg(test)]
+            mutant: None,
         };
         // Everything comes with the first epoch.
         for (name, pool) in &config.pools {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, watch};
 
-use super::core::{Change, Core, Doors, Note, View};
+use super::core::{Change, Core, Doors, Note, Origin, View};
 use super::desk::Desk;
 use super::journal::Journal;
 use super::keeper::{self, News};
@@ -165,9 +165,7 @@ impl Site {
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
         let mut core = Core::new(
             &config,
-            incarnation,
-            Now::read(),
-            random::seed(),
+            Origin { incarnation, now: Now::read(), seed: random::seed() },
             Box::new(Arc::clone(&mesh)),
             events.clone(),
             change,

@@ -20,7 +20,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use self::clients::{Character, Client, Holds};
 use self::network::{Channels, SharedNetwork};
 use self::store::AtomicStore;
-use super::core::{Change, Core, Doors, Note, View};
+use super::core::{Change, Core, Doors, Mutant, Note, Origin, View};
 use super::input::{Command, Input};
 use super::keeper::{News, Standing};
 use crate::boottime::{Moment, Now};
@@ -43,6 +43,8 @@ pub(super) struct Case {
     pub faults: usize,
     /// Virtual length of the first phase.
     pub length: Duration,
+    /// A fault in every core.
+    pub mutant: Option<Mutant>,
 }
 
 /// A broken law, in words.
@@ -247,7 +249,9 @@ impl World {
         self.random.fill_bytes(&mut seed);
         let links = Box::new(Channels::new(site, Arc::clone(&self.network)));
         let events = broadcast::Sender::new(1);
-        let core = Core::new(&config, incarnation, now, seed, links, events, change, None);
+        let mut core =
+            Core::new(&config, Origin { incarnation, now, seed }, links, events, change, None);
+        core.mutant = self.case.mutant;
         let host = &mut self.hosts[site];
         host.process += 1;
         host.machine = Some(Machine { core, standing, proposals, view, wakes: None, beats: 0 });
@@ -493,7 +497,13 @@ impl World {
         let standing = machine.standing.borrow_and_update().clone();
         let news =
             if reaches { self.store.beat(site, began, &standing) } else { StoreNews::Trouble };
-        let delay = if reaches { 2 * self.delay() } else { 250 * MILLISECOND };
+        let slow = self.below(4) == 0;
+        let delay = match (reaches, slow) {
+            (true, false) => 2 * self.delay(),
+            // A voter answers late, or a majority does not answer in time.
+            (true, true) => self.below(250 * MILLISECOND),
+            (false, _) => 250 * MILLISECOND,
+        };
         self.at(delay, Step::Answered { site, life, news });
         let pause = if standing.hurry { SITE_LEASE / 20 } else { SITE_LEASE / 5 };
         let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
@@ -538,7 +548,7 @@ impl World {
                 self.at(delay, Step::Start(site));
             }
             1 | 2 => {
-                let time = self.below(2500 * MILLISECOND);
+                let time = self.below(4000 * MILLISECOND);
                 self.hosts[site].paused_until = self.time + time;
             }
             3 if spare => {
@@ -649,7 +659,7 @@ mod tests {
             pools.insert(name.to_owned(), PoolConfig { protocol, ..PoolConfig::new(units) });
         }
         let faults = usize::try_from(seed % 9).unwrap_or(0);
-        Case { sites, pools, clients: 10, faults, length: Duration::from_secs(12) }
+        Case { sites, pools, clients: 10, faults, length: Duration::from_secs(12), mutant: None }
     }
 
     /// Seeds that run with every test; `KOFM_SEEDS` and `KOFM_SEED` choose others.
@@ -665,13 +675,30 @@ mod tests {
         for seed in seeds() {
             match World::new(case(seed), seed).run() {
                 Ok(outcome) => {
-                    (inputs, grants) = (inputs + outcome.inputs, grants + outcome.grants)
+                    (inputs, grants) = (inputs + outcome.inputs, grants + outcome.grants);
                 }
                 Err(violation) => panic!("seed {seed}: {}\n{:#?}", violation.0, case(seed)),
             }
         }
         println!("{inputs} inputs, {grants} grants");
         assert!(grants > 0, "clients were served");
+    }
+
+    /// Each fault is found, and the number of seeds that it took is printed.
+    #[test]
+    fn every_mutant_is_found() {
+        let mut missed = Vec::new();
+        for mutant in Mutant::ALL {
+            let found = (0..400).find_map(|seed| {
+                let case = Case { mutant: Some(mutant), ..case(seed) };
+                Some((seed, World::new(case, seed).run().err()?))
+            });
+            match found {
+                Some((seed, violation)) => println!("{mutant:?}: seed {seed}: {}", violation.0),
+                None => missed.push(mutant),
+            }
+        }
+        assert!(missed.is_empty(), "not found within 400 seeds: {missed:?}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use super::plans::Edit;
-use super::{Core, Responder, Timer};
+use super::{Core, Mutant, Responder, Timer};
 use crate::api::{self, State};
 use crate::boottime::Moment;
 use crate::incarnation::StateDir;
@@ -274,6 +274,7 @@ impl Core {
     /// How long a client may rely on this site: its right to grant, by a slower clock than ours.
     pub(in crate::site) fn promise(&self, now: Moment) -> Option<Duration> {
         let left = match &self.change {
+            _ if self.has(Mutant::PromisesBeyondTheSiteLease) => return None,
             change if change.whole => return None,
             // The next life waits for as long, whenever it begins.
             change if change.sole => change.lease,
@@ -390,10 +391,12 @@ impl Core {
     /// The store has said something.
     pub(super) fn on_news(&mut self, news: News) {
         let now = self.now;
+        let mutant = self.has(Mutant::LeasedFromTheAnswer);
         let change = &mut self.change;
         match news {
             News::Beat { began, pulses } => {
-                let until = began.after(if change.sole { FOR_EVER } else { change.lease });
+                let from = if mutant { now } else { began };
+                let until = from.after(if change.sole { FOR_EVER } else { change.lease });
                 change.leased = change.leased.max(Some(until));
                 change.beaten = Some(now);
                 change.trouble = None;
@@ -540,10 +543,12 @@ impl Core {
 
     fn end_quarantines(&mut self) {
         let now = self.now;
+        let at_once = self.has(Mutant::EndsQuarantinesAtOnce);
         let change = &mut self.change;
         let record = change.epochs.record();
         change.quarantines.retain(|since, _| record.quarantine.contains_key(since));
-        let over = change.quarantines.iter().filter(|it| *it.1 <= now).map(|it| *it.0).max();
+        let over =
+            change.quarantines.iter().filter(|it| *it.1 <= now || at_once).map(|it| *it.0).max();
         if let Some(over) = over {
             // Said again as long as it is not seen to.
             for until in change.quarantines.values_mut().filter(|until| **until <= now) {

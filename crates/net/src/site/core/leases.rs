@@ -9,7 +9,7 @@ use kofm_core::Demand;
 use tracing::{error, warn};
 
 use super::requests::unknown_request;
-use super::{Core, Lease, MAX_TTL, Status, Timer, Todo};
+use super::{Core, Lease, MAX_TTL, Mutant, Status, Timer, Todo};
 use crate::api::{self, Answer, Code, Hold, OnExpiry, State};
 use crate::boottime::Moment;
 use crate::engine::Move;
@@ -31,7 +31,10 @@ impl Core {
         // Later than whatever this site has heard of, so later than the last use of any of these
         // units: a fence.
         self.clock.fence += 1;
-        let (fence, epoch) = (self.clock.fence, self.epoch());
+        let (mut fence, epoch) = (self.clock.fence, self.epoch());
+        if self.has(Mutant::FencesStandStill) {
+            fence = 1;
+        }
         let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for part in &request.parts {
             for (pool, numbers) in &part.numbers {
@@ -91,7 +94,8 @@ impl Core {
         }
         let ttl = lease.ttl;
         lease.expires = now.after(ttl);
-        let timer = self.start_timer(now.after(ttl + slack(ttl)), Timer::Lease(key));
+        let slack = if self.has(Mutant::GivesNoSlack) { Duration::ZERO } else { slack(ttl) };
+        let timer = self.start_timer(now.after(ttl + slack), Timer::Lease(key));
         if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
             lease.timer = Some(timer);
         }

@@ -10,8 +10,8 @@ use tracing::info;
 
 use super::{
     Core, DEFAULT_TTL, MAX_HEALING_TTL, MAX_NAMED, MAX_NAMELESS, MAX_QUEUED, MAX_TTL, MAX_WATCH,
-    MAX_WATCHERS, MIN_TTL, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told, Watcher,
-    millis,
+    MAX_WATCHERS, MIN_TTL, Mutant, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told,
+    Watcher, millis,
 };
 use crate::api::{self, Answer, Code, Hold, State, Submit};
 use crate::site::calls::home_of;
@@ -359,7 +359,14 @@ impl Core {
                 self.by_claim.remove(&(part.engine, claim));
                 self.leave_queue(key, claim, part.engine, &part.demand);
             }
-            self.todo.push_back(Todo::Undo(part));
+            let kept = match state {
+                State::Expired => self.has(Mutant::ForgetsWhatExpired),
+                State::Cancelled => self.has(Mutant::KeepsCancelledClaims),
+                State::Queued | State::Granted | State::Released | State::Failed => false,
+            };
+            if !kept {
+                self.todo.push_back(Todo::Undo(part));
+            }
         }
         self.metrics.ended(state, held);
         let mut happening = self.happening(state_name(state), Some(key));
@@ -420,6 +427,9 @@ impl Core {
         info!(queued = queued.len(), "draining");
         for key in queued {
             self.refuse(key, Code::Draining, "the site stops");
+            if self.has(Mutant::SettlesWhileDraining) {
+                self.settle();
+            }
         }
         self.end_all_takers();
         self.settle();

@@ -370,7 +370,7 @@ impl World {
         match self.clients[number].character {
             Character::Silent => self.think(number),
             Character::Crasher if forgets => self.think(number),
-            _ => {
+            Character::Patient | Character::Late | Character::Fickle | Character::Crasher => {
                 self.clients[number].held = Some(held);
                 self.next_renewal(number, until);
             }
@@ -397,7 +397,9 @@ impl World {
         let left = until.saturating_sub(self.time);
         let delay = match client.character {
             Character::Late => left / 10 * 9,
-            _ => left.min(held.ttl) / 3,
+            Character::Patient | Character::Silent | Character::Crasher | Character::Fickle => {
+                left.min(held.ttl) / 3
+            }
         };
         let release = held.release.saturating_sub(self.time);
         let late = u64::from(client.character == Character::Late) * left;
@@ -414,10 +416,11 @@ impl World {
         self.input(site, Input::Command(Command::Call { call, reply }));
         self.advance(9_000 * MILLISECOND)?;
         let lease = match receiver.try_recv() {
-            Ok(Ok(Answer::Request(request))) => match request.lease {
-                Some(lease) => lease,
-                None => return Err(fail(format!("L3: s{site} does not grant: {request:?}"))),
-            },
+            Ok(Ok(Answer::Request(request))) => {
+                let (state, claims) = (request.state, request.blocked_by.len());
+                let text = || format!("L3: s{site} does not grant: {state:?} behind {claims}");
+                request.lease.ok_or_else(|| fail(text()))?
+            }
             other => return Err(fail(format!("L3: s{site} does not grant: {other:?}"))),
         };
         // It has expired by now, unless the site's right to grant was shorter.
