@@ -31,7 +31,8 @@ impl Log {
         });
         let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let log = log.with_ansi(colours);
+        // It would be told on stderr, which panics if the disk behind stderr is full.
+        let log = log.with_ansi(colours).log_internal_errors(false);
         match self.log_format {
             Format::Text => log.with_target(false).init(),
             Format::Json => log.json().init(),

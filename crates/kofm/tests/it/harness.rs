@@ -76,9 +76,18 @@ impl Cluster {
 
     /// Starts a site again.
     pub(crate) fn restart(&mut self, site: usize) {
-        let (child, http) = serve(&self.configs[site]);
+        self.restart_by(site, || Command::new(KOFM));
+    }
+
+    /// Starts a site again by a command that runs `kofm` with the arguments that are added.
+    pub(crate) fn restart_by(&mut self, site: usize, kofm: impl FnOnce() -> Command) {
+        let (child, http) = serve_by(kofm(), &self.configs[site]);
         self.sites[site] = child;
         self.http[site] = http;
+    }
+
+    pub(crate) fn state_dir(&self, site: usize) -> PathBuf {
+        self.dir.join(format!("state-{site}"))
     }
 
     /// Waits until a site sees so many members in the epoch.
@@ -185,7 +194,11 @@ pub(crate) fn command(http: &str, args: &[&str]) -> Command {
 
 /// Starts a site; it says on stdout where it answers clients.
 pub(crate) fn serve(config: &PathBuf) -> (Child, String) {
-    let mut child = Command::new(KOFM)
+    serve_by(Command::new(KOFM), config)
+}
+
+fn serve_by(mut kofm: Command, config: &PathBuf) -> (Child, String) {
+    let mut child = kofm
         .args(["serve", "--config"])
         .arg(config)
         .env("KOFM_LOG", "error")

@@ -3,6 +3,7 @@
 
 mod abuse;
 mod bench;
+mod disk;
 mod epochs;
 mod gangs;
 mod guard;

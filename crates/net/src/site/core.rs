@@ -105,8 +105,8 @@ pub(crate) struct Core {
     installed: u64,
     plan: Plan,
     journal: Option<Journal>,
-    /// Grants had to be on the disk, and it has failed: there are none in this life.
-    unkept: bool,
+    /// When a journal that is behind is written again.
+    rewrite_at: Option<Moment>,
     /// What the last life left behind, until an epoch confirms it.
     legacy: Option<Legacy>,
     /// The site has said goodbye: no protocol takes a step any more.
@@ -437,7 +437,7 @@ impl Core {
             installed: 0,
             plan: Plan { gangs: first.gangs, root: first.root, ..Plan::default() },
             journal,
-            unkept: false,
+            rewrite_at: None,
             legacy,
             stopped: false,
             engines: Vec::new(),

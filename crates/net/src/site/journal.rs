@@ -5,11 +5,18 @@
 //! anybody hears of it, so it is complete whenever the process dies. Whether it is also on the
 //! disk then, which costs a grant some milliseconds, matters only when the machine dies: what was
 //! written is the kernel's, and outlives its writer.
+//!
+//! A journal whose file cannot be written is *behind*. It keeps its path, and is good again once a
+//! new file with all leases has taken the place of the old one. Nothing is ever appended to a file
+//! after a failed write or sync: the kernel may have dropped its pages, and a second sync may
+//! succeed all the same.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::epoch::{Book, Standing};
@@ -98,18 +105,34 @@ impl Legacy {
     }
 }
 
+/// The operations on a file that a full or broken disk refuses.
+pub(crate) trait Disk: fmt::Debug + Send + Sync {
+    fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+        file.write_all(bytes)
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+}
+
+#[derive(Debug)]
+struct RealDisk;
+
+impl Disk for RealDisk {}
+
 /// The file of this life.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
-    file: File,
+    disk: Arc<dyn Disk>,
+    /// Open for appending; none while the journal is behind.
+    file: Option<File>,
     incarnation: u64,
     synced: bool,
     /// How long it is, and may become before it is written anew.
     bytes: usize,
     limit: usize,
-    /// It ends with a part of an entry: what follows could not be read.
-    broken: bool,
 }
 
 /// The shortest that is written anew: what is over makes a file longer for ever.
@@ -122,41 +145,39 @@ impl Journal {
         incarnation: u64,
         synced: bool,
     ) -> io::Result<(Self, Option<Legacy>)> {
+        Self::open_on(Arc::new(RealDisk), dir, incarnation, synced)
+    }
+
+    fn open_on(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        incarnation: u64,
+        synced: bool,
+    ) -> io::Result<(Self, Option<Legacy>)> {
         let path = dir.join("leases");
         let legacy = match fs::read(&path) {
             Ok(bytes) => read(&bytes, incarnation, &boot()),
             Err(_) => None,
         };
-        Ok((Self::create(path, incarnation, synced, Vec::new())?, legacy))
-    }
-
-    /// A file with these leases in the place of whatever is there.
-    fn create(
-        path: PathBuf,
-        incarnation: u64,
-        synced: bool,
-        leases: Vec<Saved>,
-    ) -> io::Result<Self> {
-        let fresh = path.with_extension("new");
-        fs::remove_file(&fresh).ok();
-        let file = File::options().append(true).create_new(true).open(&fresh)?;
-        let mut journal =
-            Self { path, file, incarnation, synced, bytes: 0, limit: LONG, broken: false };
-        let life = Entry::Life { incarnation, boot: boot(), synced };
-        let entries = [life].into_iter().chain(leases.into_iter().map(Entry::Held));
-        journal.write(&entries.collect::<Vec<_>>())?;
-        fs::rename(&fresh, &journal.path)?;
-        if synced && let Some(dir) = journal.path.parent() {
-            File::open(dir)?.sync_all()?;
-        }
-        journal.limit = LONG.max(journal.bytes.saturating_mul(4));
-        Ok(journal)
+        let (file, limit) = (None, LONG);
+        let mut journal = Self { path, disk, file, incarnation, synced, bytes: 0, limit };
+        journal.replace(&journal.all(Vec::new()))?;
+        Ok((journal, legacy))
     }
 
     /// Another life begins in this process, with nothing.
     pub(crate) fn begin(&mut self, incarnation: u64) -> io::Result<()> {
-        *self = Self::create(self.path.clone(), incarnation, self.synced, Vec::new())?;
-        Ok(())
+        self.incarnation = incarnation;
+        self.rewrite(Vec::new())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether its file lacks something, or says something that is no longer true.
+    pub(crate) const fn is_behind(&self) -> bool {
+        self.file.is_none()
     }
 
     /// Whether most of it is over.
@@ -164,27 +185,31 @@ impl Journal {
         self.bytes > self.limit
     }
 
-    /// Writes it anew, with these leases, which are all there are.
+    /// Puts a file with these leases, which are all there are, in the place of the old one. If
+    /// that fails, the old one is removed, and its space may be enough for the new one.
     pub(crate) fn rewrite(&mut self, leases: Vec<Saved>) -> io::Result<()> {
-        *self = Self::create(self.path.clone(), self.incarnation, self.synced, leases)?;
-        Ok(())
+        self.file = None;
+        let entries = self.all(leases);
+        if self.replace(&entries).is_ok() {
+            return Ok(());
+        }
+        // The next life must not read a file that is not true. Either of the two will do.
+        if let Ok(old) = File::options().write(true).open(&self.path) {
+            old.set_len(0).ok();
+        }
+        fs::remove_file(&self.path).ok();
+        self.sync_dir().ok();
+        self.replace(&entries)
     }
 
     /// A lease is about to be given.
     pub(crate) fn held(&mut self, saved: Saved) -> io::Result<()> {
-        self.write(&[Entry::Held(saved)])
+        self.append(&[Entry::Held(saved)])
     }
 
     /// A lease is about to be given back.
     pub(crate) fn over(&mut self, lease: &str) -> io::Result<()> {
-        self.write(&[Entry::Over(lease.to_owned())])
-    }
-
-    /// Nobody shall read it: what it says is not true any more.
-    pub(crate) fn remove(self) {
-        // Either of the two will do.
-        self.file.set_len(0).ok();
-        fs::remove_file(&self.path).ok();
+        self.append(&[Entry::Over(lease.to_owned())])
     }
 
     pub(crate) const fn synced(&self) -> bool {
@@ -200,30 +225,74 @@ impl Journal {
     ) -> io::Result<()> {
         let mut entries: Vec<Entry> = leases.into_iter().map(Entry::Held).collect();
         entries.push(Entry::Clean { clock, idle });
-        self.write(&entries)?;
-        self.file.sync_data()
+        self.append(&entries)?;
+        self.file.as_ref().map_or(Ok(()), |file| self.disk.sync(file))
     }
 
-    fn write(&mut self, entries: &[Entry]) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        for entry in entries {
-            let body = postcard::to_stdvec(entry).map_err(io::Error::other)?;
-            let length = u32::try_from(body.len()).map_err(io::Error::other)?;
-            bytes.extend_from_slice(&length.to_le_bytes());
-            bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
-            bytes.extend_from_slice(&body);
-        }
-        if self.broken {
-            return Err(io::Error::other("the journal is broken"));
-        }
-        if let Err(error) = self.file.write_all(&bytes) {
-            let length = u64::try_from(self.bytes).unwrap_or(u64::MAX);
-            self.broken = self.file.set_len(length).is_err();
-            return Err(error);
+    /// Adds entries. After an error the journal is behind.
+    fn append(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let bytes = encode(entries)?;
+        let Some(mut file) = self.file.take() else {
+            return Err(io::Error::other("the journal is behind"));
+        };
+        self.disk.write(&mut file, &bytes)?;
+        if self.synced {
+            self.disk.sync(&file)?;
         }
         self.bytes = self.bytes.saturating_add(bytes.len());
-        if self.synced { self.file.sync_data() } else { Ok(()) }
+        self.file = Some(file);
+        Ok(())
     }
+
+    /// Everything that a new file begins with.
+    fn all(&self, leases: Vec<Saved>) -> Vec<Entry> {
+        let Self { incarnation, synced, .. } = *self;
+        let life = Entry::Life { incarnation, boot: boot(), synced };
+        [life].into_iter().chain(leases.into_iter().map(Entry::Held)).collect()
+    }
+
+    /// Writes a new file, syncs it, renames it, and syncs the directory.
+    fn replace(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let bytes = encode(entries)?;
+        let fresh = self.path.with_extension("new");
+        fs::remove_file(&fresh).ok();
+        let write = || {
+            let mut file = File::options().append(true).create_new(true).open(&fresh)?;
+            self.disk.write(&mut file, &bytes)?;
+            if self.synced {
+                self.disk.sync(&file)?;
+            }
+            fs::rename(&fresh, &self.path)?;
+            if self.synced {
+                self.sync_dir()?;
+            }
+            Ok(file)
+        };
+        let written: io::Result<File> = write();
+        if written.is_err() {
+            fs::remove_file(&fresh).ok();
+        }
+        self.file = Some(written?);
+        self.bytes = bytes.len();
+        self.limit = LONG.max(bytes.len().saturating_mul(4));
+        Ok(())
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        self.path.parent().map_or(Ok(()), |dir| self.disk.sync(&File::open(dir)?))
+    }
+}
+
+fn encode(entries: &[Entry]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for entry in entries {
+        let body = postcard::to_stdvec(entry).map_err(io::Error::other)?;
+        let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+        bytes.extend_from_slice(&length.to_le_bytes());
+        bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
+        bytes.extend_from_slice(&body);
+    }
+    Ok(bytes)
 }
 
 /// Which run of the machine this is.
@@ -276,6 +345,8 @@ fn entries(mut bytes: &[u8]) -> Vec<Entry> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn saved(lease: &str) -> Saved {
@@ -352,6 +423,78 @@ mod tests {
             // Its moments are of a clock that has begun anew.
             assert!(legacy.is_none_or(|legacy| !legacy.timely));
         }
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A disk that is full, or that fails to sync, on demand.
+    #[derive(Debug, Default)]
+    struct FaultyDisk {
+        full: AtomicBool,
+        sync_fails: AtomicBool,
+    }
+
+    impl Disk for FaultyDisk {
+        fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+            if self.full.load(Ordering::Relaxed) {
+                // As much as there is room for.
+                file.write_all(&bytes[..bytes.len() / 2])?;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            file.write_all(bytes)
+        }
+
+        fn sync(&self, _: &File) -> io::Result<()> {
+            // The kernel reports an error once, and has dropped the pages.
+            if self.sync_fails.swap(false, Ordering::Relaxed) {
+                return Err(io::Error::other("injected"));
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_behind_is_good_again_once_there_is_room() {
+        for synced in [false, true] {
+            let dir = dir(&format!("behind-{synced}"));
+            let disk = Arc::new(FaultyDisk::default());
+            let (mut journal, _) =
+                Journal::open_on(Arc::clone(&disk) as _, &dir, 1, synced).unwrap();
+            journal.held(saved("a")).unwrap();
+            journal.held(saved("b")).unwrap();
+            disk.full.store(true, Ordering::Relaxed);
+            journal.over("a").unwrap_err();
+            assert!(journal.is_behind());
+            journal.rewrite(vec![saved("b")]).unwrap_err();
+            // The end of `a` is nowhere, so the next life must not go on with `a`.
+            assert!(!dir.join("leases").exists() && !dir.join("leases.new").exists());
+            journal.held(saved("c")).unwrap_err();
+            disk.full.store(false, Ordering::Relaxed);
+            // Not by another append, although it would succeed.
+            journal.held(saved("c")).unwrap_err();
+            journal.rewrite(vec![saved("b"), saved("c")]).unwrap();
+            assert!(!journal.is_behind());
+            journal.held(saved("d")).unwrap();
+            assert_eq!(names(Journal::open(&dir, 2, synced).unwrap().1), ["b", "c", "d"]);
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_is_followed_by_a_new_file_only() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = dir("sync");
+        let disk = Arc::new(FaultyDisk::default());
+        let (mut journal, _) = Journal::open_on(Arc::clone(&disk) as _, &dir, 1, true).unwrap();
+        let path = dir.join("leases");
+        journal.held(saved("a")).unwrap();
+        // Keeps its number from being used again.
+        let old = File::open(&path).unwrap();
+        disk.sync_fails.store(true, Ordering::Relaxed);
+        journal.held(saved("b")).unwrap_err();
+        journal.held(saved("b")).unwrap_err();
+        journal.rewrite(vec![saved("a"), saved("b")]).unwrap();
+        assert_ne!(fs::metadata(&path).unwrap().ino(), old.metadata().unwrap().ino());
+        assert_eq!(names(Journal::open(&dir, 2, true).unwrap().1), ["a", "b"]);
         fs::remove_dir_all(dir).unwrap();
     }
 

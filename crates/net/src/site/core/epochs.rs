@@ -53,6 +53,8 @@ pub(crate) struct Change {
     /// When a beat last succeeded.
     beaten: Option<Moment>,
     pub(super) trouble: Option<String>,
+    /// Why grants cannot be written down as they must be.
+    pub(super) unrecorded: Option<String>,
     /// The last sign of life of each site, and when it was new.
     pub(super) pulses: BTreeMap<String, (store::Pulse, Moment)>,
     /// Since when links to members are down.
@@ -154,6 +156,7 @@ impl Change {
             leased: None,
             beaten: None,
             trouble: None,
+            unrecorded: None,
             pulses: BTreeMap::new(),
             down: BTreeMap::new(),
             suspects: SiteSet::new(),
@@ -197,7 +200,7 @@ impl Change {
     }
 
     /// Tells the keeper and whoever watches.
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let record = self.epochs.record();
         let outside = self.epochs.phase() == Phase::Outside;
         let now = keeper::Standing {
@@ -218,7 +221,7 @@ impl Change {
         });
         let phase = self.epochs.phase();
         let trouble = match phase {
-            Phase::Running if self.epochs.may_grant() => None,
+            Phase::Running if self.epochs.may_grant() => self.unrecorded.clone(),
             Phase::Running | Phase::Frozen | Phase::Installed if self.leased.is_none() => {
                 Some(match &self.trouble {
                     Some(why) => format!("no majority, so nothing is granted here: {why}"),
@@ -441,6 +444,7 @@ impl Core {
         let again = now.after(change.pause());
         self.start_timer(again, Timer::Tick);
         self.check_lease(now);
+        self.catch_up();
         self.look_around();
         self.give_up_plan(now);
         self.next_edit();

@@ -405,9 +405,9 @@ impl Core {
         change.joined = None;
         self.links.reborn(incarnation);
         self.legacy = None;
-        if let Some(Err(error)) = self.journal.as_mut().map(|it| it.begin(incarnation)) {
-            error!(%error, "cannot begin a journal");
-            self.journal = None;
+        if let Some(journal) = &mut self.journal {
+            let begun = journal.begin(incarnation);
+            self.check_journal(begun);
         }
         let happening = self.happening("departed", None);
         self.record(api::Happening { cause: Some(cause.into()), ..happening });

@@ -75,7 +75,7 @@ impl Core {
         self.by_lease.insert(id, key);
         self.start_lease(key, now);
         if !self.note_held(key) {
-            let cause = "the site's disk does not take the grant";
+            let cause = "this site cannot record the grant on its disk; try another site";
             return self.refuse(key, Code::Unreachable, cause);
         }
         let happening = self.happening("granted", Some(key));

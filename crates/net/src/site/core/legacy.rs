@@ -1,18 +1,23 @@
 //! Leases that outlive their process: written down, and taken over by the next life.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kofm_core::Unit;
 use kofm_core::epoch::Record;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
 use crate::api::{Hold, OnExpiry, State, Want};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::plan::Plan;
-use crate::site::journal::{Saved, SavedPart};
+use crate::site::journal::{Journal, Saved, SavedPart};
+
+/// How long a journal that is behind is left alone between two tries.
+const REWRITE: Duration = Duration::from_millis(200);
 
 impl Core {
     /// A lease as it is written down; none where nobody could go on with it.
@@ -57,49 +62,85 @@ impl Core {
         })
     }
 
-    /// Writes a grant down before anybody hears of it. False where it must be on the disk, and the
-    /// disk does not take it.
+    /// Records a lease before its client is told of it. Returns false if the lease must be on the
+    /// disk, and is not.
     pub(super) fn note_held(&mut self, key: u64) -> bool {
-        if self.journal.is_none() {
-            return !self.unkept;
-        }
+        let Some(journal) = &self.journal else { return true };
+        let (synced, behind) = (journal.synced(), journal.is_behind());
         let Some(saved) = self.saved(key) else { return true };
-        let Some(journal) = &mut self.journal else { return true };
-        let (written, synced) = (journal.held(saved), journal.synced());
-        match written {
-            Ok(()) => true,
-            Err(error) if synced => {
-                error!(%error, "cannot write a grant down");
-                false
-            }
-            Err(error) => {
-                self.give_up_journal(&error);
-                true
-            }
+        if behind {
+            self.catch_up();
+        } else {
+            let written = self.journal.as_mut().map_or(Ok(()), |journal| journal.held(saved));
+            self.check_journal(written);
         }
+        !synced || !self.is_journal_behind()
     }
 
-    /// Writes the end of a lease down before its units move on.
+    /// Records the end of a lease before its units move on.
     pub(super) fn note_over(&mut self, lease: &str) {
         let Some(journal) = &mut self.journal else { return };
-        let mut written = journal.over(lease);
-        if written.is_ok() && journal.is_long() {
-            let leases = self.all_saved();
-            if let Some(journal) = &mut self.journal {
-                written = journal.rewrite(leases);
-            }
+        if journal.is_behind() {
+            // It is not in the next file.
+            return;
         }
-        if let Err(error) = written {
-            self.give_up_journal(&error);
+        let written = journal.over(lease);
+        let long = journal.is_long();
+        self.check_journal(written);
+        if long && !self.is_journal_behind() {
+            self.rewrite_journal();
         }
     }
 
-    /// A later life must not take over what others have by then.
-    fn give_up_journal(&mut self, error: &std::io::Error) {
-        error!(%error, "cannot write leases down; they end with this life of the site");
-        if let Some(journal) = self.journal.take() {
-            self.unkept = journal.synced();
-            journal.remove();
+    fn is_journal_behind(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::is_behind)
+    }
+
+    /// After a failed write only a new file with all leases can go on.
+    pub(super) fn check_journal(&mut self, written: io::Result<()>) {
+        if let Err(error) = written {
+            warn!(%error, "a write to the file of leases failed: it is written as a whole");
+            self.rewrite_journal();
+        }
+    }
+
+    /// Writes a journal that is behind, at most once in [`REWRITE`].
+    pub(super) fn catch_up(&mut self) {
+        let due = self.rewrite_at.is_some_and(|moment| moment <= Moment::now());
+        if due && self.is_journal_behind() {
+            self.rewrite_journal();
+        }
+    }
+
+    fn rewrite_journal(&mut self) {
+        let leases = self.all_saved();
+        let Some(journal) = &mut self.journal else { return };
+        let written = journal.rewrite(leases);
+        let path = journal.path().display().to_string();
+        let known = self.rewrite_at.is_some();
+        self.rewrite_at = written.is_err().then(|| Moment::now().after(REWRITE));
+        let effect = if journal.synced() {
+            "this site grants nothing"
+        } else {
+            "a restart of this site loses its leases"
+        };
+        match written {
+            Ok(()) if known => info!(%path, "leases are written down again"),
+            Ok(()) => {}
+            Err(_) if known => {}
+            Err(error) => error!(
+                %path, %error,
+                "cannot write leases down: {effect} until the disk takes them; make room or \
+                 repair it, the site tries again by itself"
+            ),
+        }
+        let trouble = journal.is_behind() && journal.synced();
+        let trouble = trouble.then(|| {
+            format!("cannot write leases to {path}, so nothing is granted here: make room there")
+        });
+        if self.change.unrecorded != trouble {
+            self.change.unrecorded = trouble;
+            self.change.publish();
         }
     }
 
@@ -137,6 +178,9 @@ impl Core {
         self.stopped = true;
         if !good || !self.todo.is_empty() {
             return;
+        }
+        if self.is_journal_behind() {
+            self.rewrite_journal();
         }
         let leases = self.all_saved();
         let idle = self
@@ -246,7 +290,7 @@ impl Core {
                 code: None,
                 doom: None,
                 submitted: now,
-                waited: std::time::Duration::ZERO,
+                waited: Duration::ZERO,
                 part: parts.len(),
                 parts,
                 lease: Some(Box::new(lease)),
