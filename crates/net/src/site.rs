@@ -151,13 +151,16 @@ impl Site {
         };
         let Some(time) = taken.filter(|&time| time > 0) else { return self.request(call).await };
         let taken = Some((time, self.0.config.me()));
-        let first = self.first_of(Call::Knows { id: id.clone(), taken }).await;
-        match first {
-            Some(peer) => {
+        match self.first_of(&id, taken).await {
+            Ok(Some(peer)) => {
                 self.call(Call::Unreserve(id)).await?;
                 expect_request(self.ask(peer, call, PEER_PATIENCE * 2).await?)
             }
-            None => self.request(call).await,
+            Ok(None) => self.request(call).await,
+            Err(error) => {
+                self.call(Call::Unreserve(id)).await?;
+                Err(error)
+            }
         }
     }
 

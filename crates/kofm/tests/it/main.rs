@@ -8,6 +8,7 @@ mod epochs;
 mod gangs;
 mod guard;
 mod harness;
+mod ids;
 mod lab;
 mod links;
 mod output;

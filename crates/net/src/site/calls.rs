@@ -1,5 +1,6 @@
 //! Calls through the site's handle: to its own core, to other sites, to whoever knows the answer.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,20 +182,51 @@ impl Site {
         if let Some(home) = home_of(id).filter(|home| self.peers().any(|peer| peer == *home)) {
             return self.ask(home, call, wait).await;
         }
-        match self.first_of(Call::Knows { id: id.to_owned(), taken: None }).await {
+        match self.first_of(id, None).await? {
             Some(peer) => self.ask(peer, call, wait).await,
             None => Err(unknown),
         }
     }
 
-    /// The site that has a request, or took its id first.
-    pub(super) async fn first_of(&self, knows: Call) -> Option<SiteId> {
-        let answers = self.ask_all(&knows).await.into_iter();
-        let taken = answers.filter_map(|(peer, answer)| {
+    /// The site that has a request, or took its id first. Fails if no site says so, and one that
+    /// may have the request does not answer.
+    pub(super) async fn first_of(
+        &self,
+        id: &str,
+        taken: Option<(u64, SiteId)>,
+    ) -> Result<Option<SiteId>, api::Error> {
+        let answers = self.ask_all(&Call::Knows { id: id.to_owned(), taken }).await;
+        let known = answers.iter().filter_map(|(peer, answer)| {
             let Answer::Reserved(Some(time)) = answer else { return None };
-            Some((time, peer))
+            Some((*time, *peer))
         });
-        taken.min().map(|first| first.1)
+        if let Some((_, first)) = known.min() {
+            return Ok(Some(first));
+        }
+        let answered: BTreeSet<SiteId> = answers.into_iter().map(|it| it.0).collect();
+        let silent = self.peers().find(|peer| self.may_know(*peer) && !answered.contains(peer));
+        match silent {
+            Some(peer) => {
+                let name = self.name_of(peer);
+                let text = format!(
+                    "site {name} does not answer, and may have request `{id}`; try again, or ask \
+                     there"
+                );
+                Err(api::Error::new(Code::Unreachable, text))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Whether another site may have requests whose leases are good: it is in the epoch, or its
+    /// quarantine is not over, or this site knows of no epoch.
+    fn may_know(&self, peer: SiteId) -> bool {
+        let view = self.0.view.borrow();
+        let Some(record) = view.record.as_ref().filter(|record| record.epoch > 0) else {
+            return true;
+        };
+        let departed = record.quarantine.values().any(|it| it.sites.contains_key(&peer));
+        record.members.contains_key(&peer) || departed
     }
 
     /// All other sites: those of the epoch's plan, or of the configuration before there is one.

@@ -65,9 +65,7 @@ impl Core {
                 }
                 self.forget(key);
             } else if self.is_legacy_request(id) {
-                let text = "the site has come back, and is about to go on with this request's \
-                            lease: try again";
-                return self.respond(reply, Err(api::Error::new(Code::Unreachable, text)));
+                return self.respond(reply, Err(recovering()));
             }
         }
         match self.check(&spec, hold) {
@@ -229,8 +227,13 @@ impl Core {
     pub(super) fn watch(&mut self, id: &str, wait: Duration, reply: Responder) {
         match self.by_id.get(id) {
             Some(&key) => self.watch_key(key, wait, Told::News, reply),
-            None => self.respond(reply, Err(unknown_request(id))),
+            None => self.respond(reply, Err(self.unknown(id))),
         }
+    }
+
+    /// Why a request is not known here.
+    fn unknown(&self, id: &str) -> api::Error {
+        if self.is_legacy_request(id) { recovering() } else { unknown_request(id) }
     }
 
     pub(super) fn watch_key(&mut self, key: u64, wait: Duration, told: Told, reply: Responder) {
@@ -299,7 +302,7 @@ impl Core {
     }
 
     pub(super) fn cancel(&mut self, id: &str) -> Result<Answer, api::Error> {
-        let key = *self.by_id.get(id).ok_or_else(|| unknown_request(id))?;
+        let key = *self.by_id.get(id).ok_or_else(|| self.unknown(id))?;
         match self.requests.get(&key).map(|request| request.state) {
             Some(State::Queued) => self.end(key, State::Cancelled, "cancelled by the client"),
             Some(State::Granted) => self.end(key, State::Released, "its request was cancelled"),
@@ -462,4 +465,9 @@ fn is_printable(text: &str) -> bool {
 pub(super) fn unknown_request(id: &str) -> api::Error {
     let text = format!("there is no request `{id}`, or it ended long ago");
     api::Error::new(Code::UnknownRequest, text)
+}
+
+fn recovering() -> api::Error {
+    let text = "the site has come back, and is about to go on with this request's lease: try again";
+    api::Error::new(Code::Unreachable, text)
 }
