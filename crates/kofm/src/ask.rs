@@ -7,6 +7,7 @@ use kofm_net::api::{self, Code};
 use kofm_net::client::{Address, Client, ClientError, escape};
 use serde::Serialize;
 
+use crate::doctor::warn;
 use crate::exit::{Exit, USAGE};
 use crate::output::{say, say_line, tell};
 use crate::tables::{
@@ -82,7 +83,9 @@ impl Status {
                 }
                 None => (client.get("/v1/pools").await?, "/v1/leases".to_owned()),
             };
-            Ok(StatusView { pools, leases: client.get(&leases).await? })
+            let view = StatusView { pools, leases: client.get(&leases).await? };
+            warn(&client).await;
+            Ok(view)
         })?;
         if self.json {
             return print_json(&view);
@@ -117,8 +120,11 @@ impl Queue {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let pool = self.pool.map_or(String::new(), |pool| format!("?pool={}", escape(&pool)));
         let path = format!("/v1/queue{pool}");
-        let list: Vec<api::Request> =
-            self.server.with(async |client| Ok(client.get(&path).await?))?;
+        let list: Vec<api::Request> = self.server.with(async |client| {
+            let list = client.get(&path).await?;
+            warn(&client).await;
+            Ok(list)
+        })?;
         if self.json {
             return print_json(&list);
         }

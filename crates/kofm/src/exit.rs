@@ -73,7 +73,7 @@ impl From<Error> for Exit {
             Code::Busy | Code::InUse | Code::TooMany => BUSY,
             Code::Timeout => TIMEOUT,
             Code::Gone => LOST,
-            Code::Forbidden => DENIED,
+            Code::Forbidden | Code::Unauthorized => DENIED,
             Code::Draining | Code::Unreachable => UNREACHABLE,
             Code::UnknownPool
             | Code::UnknownSemaphore

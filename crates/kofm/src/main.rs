@@ -8,6 +8,7 @@ mod ask;
 mod bench;
 mod cgroup;
 mod check;
+mod doctor;
 mod exit;
 mod extras;
 mod gang;
@@ -72,6 +73,8 @@ enum Command {
     History(ask::History),
     /// Show the sites
     Members(ask::Members),
+    /// Show what is wrong with the cluster, and what to type
+    Doctor(doctor::Doctor),
     /// Watch pools, leases and the queue
     Top(top::Top),
     /// Make, change, list and remove pools
@@ -116,6 +119,7 @@ impl Command {
             Self::Explain(explain) => explain.run(),
             Self::History(history) => history.run(),
             Self::Members(members) => members.run(),
+            Self::Doctor(doctor) => doctor.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
             Self::Sem(sem) => sem.run(),

@@ -6,6 +6,7 @@ use clap::Args;
 use kofm_net::api;
 
 use crate::ask::Server;
+use crate::doctor::troubles;
 use crate::exit::Exit;
 use crate::output::say;
 use crate::serve::stop_signal;
@@ -36,12 +37,13 @@ impl Top {
                 let pools: Vec<api::Pool> = client.get("/v1/pools").await?;
                 let mut leases: Vec<api::Lease> = client.get("/v1/leases").await?;
                 let mut queue: Vec<api::Request> = client.get("/v1/queue").await?;
+                let health = troubles(&client).await;
                 let (held, waiting) = (leases.len(), queue.len());
                 leases.truncate(LINES);
                 queue.truncate(LINES);
                 let clear = if self.once { "" } else { "\x1b[H\x1b[2J" };
                 say(&format!(
-                    "{clear}{}\n{held} leases\n{}\n{waiting} waiting\n{}",
+                    "{clear}{health}{}\n{held} leases\n{}\n{waiting} waiting\n{}",
                     pools_table(&pools),
                     leases_table(&leases),
                     queue_table(&queue)

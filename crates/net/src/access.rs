@@ -43,9 +43,14 @@ impl Access {
         }
     }
 
+    /// Whether no token is asked for.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether a request with these headers is answered.
     pub(crate) fn allows(&self, headers: &HeaderMap) -> bool {
-        if self.0.is_empty() {
+        if self.is_open() {
             return true;
         }
         let shown = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);

@@ -616,6 +616,31 @@ pub struct Error {
     pub message: String,
 }
 
+/// How a site is, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// `ok`, or the verdict in a word, as in the header `kofm-health`: `draining`, `minority`,
+    /// `changing`, `disk`, `missing=SITE,…` or `insecure`.
+    pub health: String,
+    /// The site that says it.
+    pub site: String,
+    /// The cluster's epoch, as the site knows it.
+    pub epoch: u64,
+    /// The problems, the worst first.
+    pub problems: Vec<Problem>,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The verdict in a word.
+    pub code: String,
+    /// The problem in a sentence.
+    pub message: String,
+    /// The next step.
+    pub action: String,
+}
+
 /// An error of the API, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -635,8 +660,12 @@ pub enum Code {
     Malformed,
     /// The lease is over.
     Gone,
-    /// Not allowed.
+    /// The credential lacks the right, or a foreign web page asks.
     Forbidden,
+    /// No valid credential.
+    Unauthorized,
+    /// A body that a browser sends must be JSON, and say so.
+    MediaType,
     /// More than this site takes on.
     TooMany,
     /// The site stops.

@@ -90,6 +90,8 @@ struct Inner {
     token: Option<String>,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
     renewer: Mutex<Option<std_mpsc::Sender<Work>>>,
+    /// The header `kofm-health` of the last answer.
+    health: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -102,8 +104,8 @@ impl std::fmt::Debug for Inner {
 impl Client {
     /// A client of the site at `address`; nothing is sent yet.
     pub fn new(address: Address, token: Option<String>) -> Self {
-        let (idle, renewer) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(Inner { address, token, idle, renewer }))
+        let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self(Arc::new(Inner { address, token, idle, renewer, health }))
     }
 
     /// Calls and reads the answer as JSON.
@@ -179,6 +181,10 @@ impl Client {
         request = self.identify(request);
         let response = connection.send_request(request.body(Full::new(body))?).await?;
         let status = response.status();
+        if let Some(health) = response.headers().get("kofm-health") {
+            let health = health.to_str().unwrap_or_default().to_owned();
+            *self.0.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
+        }
         let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await?.to_bytes();
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
@@ -207,7 +213,7 @@ impl Client {
         let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let response = connection.send_request(request).await;
         let response = response.map_err(|error| self.unreachable(&error))?;
-        if response.status() == StatusCode::FORBIDDEN {
+        if matches!(response.status(), StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
             return Err(ClientError::Forbidden("the site refuses the token".into()));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -242,6 +248,12 @@ impl Client {
             Address::Unix(path) => format!("unix:{}", path.display()),
         };
         ClientError::Unreachable(format!("no site answers at {address}: {why}"))
+    }
+
+    /// The verdict on its health that the site sent with its last answer: `ok`, or a word such as
+    /// `minority`; none before the first answer.
+    pub fn health(&self) -> Option<String> {
+        self.0.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `GET` of a path, as JSON.

@@ -50,6 +50,9 @@ pub struct Config {
     /// A file with the tokens that clients must show one of; see [`crate::Access::read`]. Without
     /// it everybody is answered who can connect.
     pub token_file: Option<PathBuf>,
+    /// Names by which clients call this site, beside addresses and names without a dot. Others are
+    /// refused, so that a web page cannot reach it under a name of its own.
+    pub http_names: Vec<String>,
     /// The pools, by name: what a cluster begins with. It keeps later changes itself.
     pub pools: BTreeMap<String, PoolConfig>,
     /// The semaphores, by name. A pool may have the same one.
@@ -96,6 +99,7 @@ impl Config {
             socket,
             state_dir,
             token_file,
+            http_names,
             tree_root,
             rota,
             site_lease,
@@ -115,6 +119,7 @@ impl Config {
             ("socket", *socket == other.socket),
             ("state_dir", *state_dir == other.state_dir),
             ("token_file", *token_file == other.token_file),
+            ("http_names", *http_names == other.http_names),
             ("tree_root", *tree_root == other.tree_root),
             ("rota", *rota == other.rota),
             ("site_lease", *site_lease == other.site_lease),
@@ -275,6 +280,7 @@ impl Config {
             socket: None,
             state_dir: None,
             token_file: None,
+            http_names: Vec::new(),
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),
             gangs: BTreeMap::new(),

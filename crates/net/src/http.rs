@@ -4,6 +4,7 @@
 //! answers for the cluster: it asks the others, and names those that did not answer in the header
 //! `kofm-missing`.
 
+mod edge;
 mod listen;
 
 use std::convert::Infallible;
@@ -15,10 +16,12 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, State as Shared};
-use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
+use axum::http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE, WWW_AUTHENTICATE,
+};
 use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -32,6 +35,7 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_stream::{Stream, StreamExt};
 use tracing::debug;
 
+use self::edge::Edge;
 pub(crate) use self::listen::keep_alive;
 use self::listen::{HEADERS_IN, Slot};
 pub use self::listen::{bind_unix, serve, serve_unix};
@@ -47,7 +51,6 @@ const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
 const BODY_IN: Duration = Duration::from_secs(10);
 
-const DASHBOARD: &str = include_str!("http/dashboard.html");
 const OPENAPI: &str = include_str!("http/openapi.json");
 
 #[derive(Clone, Debug)]
@@ -56,8 +59,14 @@ struct App {
     listeners: Arc<AtomicUsize>,
 }
 
-/// All paths of the API. Health, metrics, the page and its document are for everybody.
+/// All paths of the API. Health, metrics, the page and its document need no token.
 pub fn router(site: Site, access: Access) -> Router {
+    router_on(site, access, false)
+}
+
+/// The same, for clients of a TCP port or of a Unix socket.
+fn router_on(site: Site, access: Access, socket: bool) -> Router {
+    let edge = Edge::new(site.clone(), &access, socket);
     let app = App { site, listeners: Arc::default() };
     Router::new()
         .route("/v1/requests", post(submit))
@@ -69,6 +78,7 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/members", get(members))
         .route("/v1/members/{name}", delete(remove_member))
         .route("/v1/history", get(history))
+        .route("/v1/health", get(health))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
         .route("/v1/pools/{name}/quarantine/{unit}", put(quarantine).delete(return_unit))
@@ -85,16 +95,18 @@ pub fn router(site: Site, access: Access) -> Router {
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
+        .route_layer(from_fn(edge::known_query))
         .route_layer(from_fn_with_state(access, guard))
         .route("/metrics", get(metrics))
         .route("/healthz", get(livez))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/openapi.json", get(|| async { ([(CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .route("/", get(|| async { ([(CONTENT_TYPE, "text/html; charset=utf-8")], DASHBOARD) }))
+        .route("/", get(edge::dashboard))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(from_fn_with_state(edge, edge::edge))
         .with_state(app)
 }
 
@@ -102,8 +114,14 @@ async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next:
     if access.allows(request.headers()) {
         return next.run(request).await;
     }
-    let text = "this site wants a token: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
-    ApiError(Error::new(Code::Forbidden, text)).into_response()
+    let text = if request.headers().contains_key(AUTHORIZATION) {
+        "token rejected: it is not in the site's token_file; set KOFM_TOKEN to one that is"
+    } else {
+        "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`"
+    };
+    let mut response = ApiError(Error::new(Code::Unauthorized, text)).into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 // Handlers
@@ -139,6 +157,8 @@ const fn status_of(code: Code) -> StatusCode {
         Code::Malformed => StatusCode::UNPROCESSABLE_ENTITY,
         Code::Gone => StatusCode::GONE,
         Code::Forbidden => StatusCode::FORBIDDEN,
+        Code::Unauthorized => StatusCode::UNAUTHORIZED,
+        Code::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         Code::TooMany => StatusCode::TOO_MANY_REQUESTS,
         Code::Draining | Code::Unreachable => StatusCode::SERVICE_UNAVAILABLE,
         Code::Unsupported => StatusCode::NOT_IMPLEMENTED,
@@ -221,6 +241,7 @@ async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer 
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct WatchQuery {
     wait: Option<String>,
 }
@@ -239,7 +260,13 @@ async fn cancel(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     ok(&app.site.cancel(&id).await?)
 }
 
-async fn renew(Shared(app): Shared<App>, Named(id): Named) -> Answer {
+/// A body without any field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+async fn renew(Shared(app): Shared<App>, Named(id): Named, request: HttpRequest<Body>) -> Answer {
+    let Nothing {} = body(request).await?;
     ok(&app.site.renew(&id).await?)
 }
 
@@ -261,6 +288,7 @@ async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PoolQuery {
     pool: Option<String>,
     limit: Option<usize>,
@@ -294,6 +322,10 @@ async fn refuse_unknown<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Er
 
 async fn members(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.members())
+}
+
+async fn health(Shared(app): Shared<App>) -> Answer {
+    ok(&app.site.health())
 }
 
 async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {

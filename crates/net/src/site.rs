@@ -20,6 +20,7 @@ mod core;
 mod desk;
 mod events;
 mod gangs;
+mod health;
 mod input;
 mod journal;
 mod keeper;
@@ -77,6 +78,8 @@ struct Inner {
     /// All sites of the cluster live in this process.
     together: bool,
     draining: AtomicBool,
+    /// Clients of other machines can reach it.
+    exposed: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
     /// The epoch as the core sees it.

@@ -4,6 +4,7 @@
 mod abuse;
 mod bench;
 mod disk;
+mod doctor;
 mod epochs;
 mod gangs;
 mod guard;

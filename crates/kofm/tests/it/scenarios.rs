@@ -267,7 +267,7 @@ fn without_the_token_nothing_is_answered_but_health() {
     }
     let address = http.strip_prefix("http://").unwrap();
     for (path, status) in
-        [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "200"), ("/v1/pools", "403")]
+        [("/healthz", "200"), ("/readyz", "200"), ("/metrics", "200"), ("/v1/pools", "401")]
     {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         let text = format!("GET {path} HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n");

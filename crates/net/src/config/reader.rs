@@ -18,7 +18,7 @@ use crate::api::{Members, OnExpiry};
 use crate::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 17] = [
+const KEYS: [&str; 18] = [
     "cluster",
     "site",
     "members",
@@ -27,6 +27,7 @@ const KEYS: [&str; 17] = [
     "socket",
     "state_dir",
     "token_file",
+    "http_names",
     "pools",
     "semaphores",
     "gangs",
@@ -44,6 +45,11 @@ pub(super) fn read(text: &str) -> Result<Config, Mistakes> {
     let config = reader.config();
     reader.mistakes.sort_by_key(|mistake| mistake.line);
     if reader.mistakes.is_empty() { Ok(config) } else { Err(Mistakes(reader.mistakes)) }
+}
+
+fn is_host(text: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    !text.is_empty() && text.bytes().all(good)
 }
 
 struct Reader<'a> {
@@ -301,6 +307,19 @@ impl Reader<'_> {
             if config.durability == Durability::Grant && !table.contains_key("state_dir") {
                 let text = "`state_dir` is missing: grants need a place on disk";
                 self.wrong(span_of(table, "durability"), text);
+            }
+        }
+        if let Some(value) = table.get("http_names") {
+            for name in value.get_ref().as_array().into_iter().flatten() {
+                match name.get_ref().as_str() {
+                    Some(text) if is_host(text) => config.http_names.push(text.to_owned()),
+                    Some(_) | None => {
+                        self.wrong(name.span(), "a name must be a host name, without a port");
+                    }
+                }
+            }
+            if config.http_names.is_empty() {
+                self.wrong(value.span(), "write http_names = [\"kofm.example.org\", …]");
             }
         }
         if let Some(value) = table.get("etcd") {

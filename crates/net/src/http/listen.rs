@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::{debug, warn};
 
-use super::router;
+use super::router_on;
 use crate::access::Access;
 use crate::site::Site;
 
@@ -34,7 +34,11 @@ pub(super) type Slot = Arc<OwnedSemaphorePermit>;
 
 /// Answers clients on a TCP port until the listener fails.
 pub async fn serve(site: Site, listener: TcpListener, access: Access) {
-    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    if listener.local_addr().is_ok_and(|address| !address.ip().is_loopback()) {
+        site.note_exposed();
+    }
+    let router = router_on(site, access, false);
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -62,7 +66,8 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 /// Answers clients on a Unix socket until the listener fails.
 pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
-    let (router, slots) = (router(site, access), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+    let router = router_on(site, access, true);
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => answer(stream, &router, &slots),

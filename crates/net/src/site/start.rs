@@ -189,6 +189,7 @@ impl Site {
             usage: Mutex::default(),
             together: sole,
             draining: AtomicBool::new(false),
+            exposed: AtomicBool::new(false),
             takers: AtomicU64::new(0),
             _state: state,
         });

@@ -3,6 +3,7 @@
 
 mod change;
 mod drain;
+mod edge;
 mod fast;
 
 use std::collections::{BTreeMap, HashSet};

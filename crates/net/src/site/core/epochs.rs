@@ -28,6 +28,7 @@ use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::plan::{self, Plan, kinds};
 use crate::site::keeper::{self, News};
+use crate::site::tallies::Tallies;
 use crate::store;
 
 /// How far clocks may differ in rate, in percent.
@@ -55,6 +56,8 @@ pub(crate) struct Change {
     pub(super) trouble: Option<String>,
     /// Why grants cannot be written down as they must be.
     pub(super) unrecorded: Option<String>,
+    /// The disk does not take what this site records.
+    pub(super) disk: bool,
     /// The last sign of life of each site, and when it was new.
     pub(super) pulses: BTreeMap<String, (store::Pulse, Moment)>,
     /// Since when links to members are down.
@@ -95,6 +98,10 @@ pub(crate) struct View {
     pub granting: bool,
     /// Why it does not grant.
     pub trouble: Option<String>,
+    /// The same in a word: `minority`, `changing` or `disk`.
+    pub verdict: Option<&'static str>,
+    /// The disk does not take the site's state.
+    pub disk: bool,
     pub members: BTreeMap<SiteId, u64>,
     /// Sites that departed, with what is left of their quarantine when this was made.
     pub quarantined: BTreeMap<SiteId, Moment>,
@@ -157,6 +164,7 @@ impl Change {
             beaten: None,
             trouble: None,
             unrecorded: None,
+            disk: false,
             pulses: BTreeMap::new(),
             down: BTreeMap::new(),
             suspects: SiteSet::new(),
@@ -221,23 +229,31 @@ impl Change {
         });
         let phase = self.epochs.phase();
         let trouble = match phase {
-            Phase::Running if self.epochs.may_grant() => self.unrecorded.clone(),
+            Phase::Running if self.epochs.may_grant() => {
+                self.unrecorded.clone().map(|why| ("disk", why))
+            }
             Phase::Running | Phase::Frozen | Phase::Installed if self.leased.is_none() => {
-                Some(match &self.trouble {
+                let text = match &self.trouble {
                     Some(why) => format!("no majority, so nothing is granted here: {why}"),
                     None => "no majority, so nothing is granted here".to_owned(),
-                })
+                };
+                Some(("minority", text))
             }
-            Phase::Outside if record.epoch == 0 => Some(match &self.trouble {
-                Some(why) => format!("waits for the other sites: {why}"),
-                None => "waits for the other sites".to_owned(),
-            }),
+            Phase::Outside if record.epoch == 0 => {
+                let text = match &self.trouble {
+                    Some(why) => format!("waits for the other sites: {why}"),
+                    None => "waits for the other sites".to_owned(),
+                };
+                Some(("minority", text))
+            }
             Phase::Outside if !record.plan.sites.contains_key(&self.epochs.me()) => {
-                Some("this site was taken out of the cluster".to_owned())
+                Some(("minority", "this site was taken out of the cluster".to_owned()))
             }
-            Phase::Outside => Some("not in the cluster's epoch, asks to join".to_owned()),
+            Phase::Outside => {
+                Some(("changing", "not in the cluster's epoch, asks to join".to_owned()))
+            }
             Phase::Running | Phase::Frozen | Phase::Installed => {
-                Some("the epoch is changing".to_owned())
+                Some(("changing", "the epoch is changing".to_owned()))
             }
         };
         let quarantined = record.quarantine.iter().flat_map(|(since, it)| {
@@ -248,7 +264,9 @@ impl Change {
             epoch: record.epoch,
             incarnation: self.epochs.incarnation(),
             granting: trouble.is_none(),
-            trouble,
+            verdict: trouble.as_ref().map(|it| it.0),
+            trouble: trouble.map(|it| it.1),
+            disk: self.disk,
             members: record.members.clone(),
             quarantined: quarantined.collect(),
             leased: self.leased,
@@ -437,12 +455,22 @@ impl Core {
         self.settle();
     }
 
+    /// Notes whether the disk takes the site's state, for [`View::disk`].
+    fn check_disk(&mut self) {
+        let tallies = self.tallies.as_ref().is_some_and(Tallies::has_failed);
+        self.change.disk = tallies || self.is_journal_behind();
+        if self.change.running.borrow().disk != self.change.disk {
+            self.change.publish();
+        }
+    }
+
     /// Every now and then: who is gone, what is over, who may join.
     pub(super) fn tick(&mut self) {
         let now = self.now;
         let change = &mut self.change;
         let again = now.after(change.pause());
         self.start_timer(again, Timer::Tick);
+        self.check_disk();
         self.check_lease(now);
         self.catch_up();
         self.look_around();

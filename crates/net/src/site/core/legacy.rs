@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    fn is_journal_behind(&self) -> bool {
+    pub(super) fn is_journal_behind(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::is_behind)
     }
 
