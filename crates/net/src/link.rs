@@ -336,6 +336,9 @@ impl Mesh {
     async fn connect(&self, link: &Link) -> Result<Connection, LinkError> {
         let stream = TcpStream::connect(&link.address).await?;
         let mut connection = Connection::new(stream)?;
+        // Taken before the Hello: if this site begins another incarnation before the answer comes,
+        // the answer belongs to the old incarnation and must not bind the new sessions.
+        connection.number = link.take_say();
         connection.send(&Frame::Hello(self.hello(link))).await?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
@@ -345,11 +348,16 @@ impl Mesh {
         if hello.from != link.peer {
             return Err(LinkError::WrongPeer(hello.from));
         }
-        if let Err(refuse) = self.check(link, &hello) {
-            connection.send(&Frame::Refuse(refuse.clone())).await?;
-            return Err(LinkError::Refuses(refuse.text));
+        match self.check(link, &hello) {
+            // The session was restarted for a newer incarnation of the peer. This connection goes
+            // on with it, unless the right to bind was taken in between.
+            Ok(Some(number)) if number == connection.number + 1 => connection.number = number,
+            Ok(_) => {}
+            Err(refuse) => {
+                connection.send(&Frame::Refuse(refuse.clone())).await?;
+                return Err(LinkError::Refuses(refuse.text));
+            }
         }
-        connection.number = link.take_say();
         self.bind(link, &hello, &mut connection)?;
         connection.send(&Frame::Welcome).await?;
         match connection.greeting().await? {
@@ -442,8 +450,11 @@ impl Mesh {
         }
     }
 
-    fn check(&self, link: &Link, hello: &Hello) -> Result<(), Refuse> {
+    /// Decides whether to go on with a peer. If its incarnation is newer than the session, restarts
+    /// the session and returns the connection number that this took.
+    fn check(&self, link: &Link, hello: &Hello) -> Result<Option<u64>, Refuse> {
         let refuse = |code, text: String| Err(Refuse { code, text });
+        let mut restarted = None;
         if hello.cluster != self.identity.cluster || hello.to != self.identity.me {
             let me = self.identity.me.0;
             let text = format!("this is site {me} of cluster {}", self.identity.cluster);
@@ -464,7 +475,7 @@ impl Mesh {
             Visitor::Peer => {}
             Visitor::Past(why) => return refuse(RefuseCode::Reset, why.to_string()),
             Visitor::Newer(why) => {
-                link.restart(Some(hello.incarnation));
+                restarted = Some(link.restart(Some(hello.incarnation)));
                 self.tell_reset(link, why);
             }
         }
@@ -482,7 +493,7 @@ impl Mesh {
             self.reset(link, why);
             return refuse(RefuseCode::Reset, text);
         }
-        Ok(())
+        Ok(restarted)
     }
 
     /// Binds the session to a new connection, if no newer one has taken the say since its greeting.
@@ -690,21 +701,80 @@ mod tests {
     use super::*;
     use crate::store::voters::Ballots;
 
+    fn identity(incarnation: u64) -> Identity {
+        Identity {
+            cluster: "c".into(),
+            name: "a".into(),
+            me: SiteId(0),
+            incarnation,
+            table: 0,
+            silence: Duration::from_secs(5),
+        }
+    }
+
+    /// The answer of site 1, in its incarnation 1, to a site that it knows in incarnation 3 and
+    /// that has sent it three messages.
+    fn answer(known: u64) -> Frame {
+        Frame::Hello(Hello {
+            oldest: VERSION,
+            newest: VERSION,
+            cluster: "c".into(),
+            from: SiteId(1),
+            to: SiteId(0),
+            incarnation: 1,
+            known,
+            received: 3,
+            table: 0,
+        })
+    }
+
+    async fn next_hello(listener: &TcpListener) -> (Connection, Hello) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut connection = Connection::new(stream).unwrap();
+        let Frame::Hello(hello) = connection.greeting().await.unwrap() else {
+            panic!("a site that dials sends Hello first");
+        };
+        (connection, hello)
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_an_earlier_incarnation_does_not_bind_a_later_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peers = BTreeMap::from([(SiteId(1), listener.local_addr().unwrap().to_string())]);
+        let (mesh, _events) = Mesh::start(identity(3), peers, None, None);
+        let (mut late, hello) = next_hello(&listener).await;
+        assert_eq!(hello.incarnation, 3);
+        mesh.reborn(4);
+        late.send(&answer(3)).await.unwrap();
+        // Where the site still takes the answer, the peer goes on with the session it knows.
+        if matches!(late.greeting().await, Ok(Frame::Welcome)) {
+            late.send(&Frame::Welcome).await.unwrap();
+            late.send(&Frame::Ack { ack: 3 }).await.unwrap();
+            while late.frame(MAX_BODY).await.is_ok() {}
+        }
+        assert_eq!(mesh.info()[0].broken, None);
+        let (_connection, hello) = next_hello(&listener).await;
+        assert_eq!(hello.incarnation, 4);
+    }
+
+    #[tokio::test]
+    async fn a_newer_incarnation_of_the_peer_is_bound_by_its_first_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peers = BTreeMap::from([(SiteId(1), listener.local_addr().unwrap().to_string())]);
+        let (mesh, _events) = Mesh::start(identity(3), peers, None, None);
+        mesh.link(SiteId(1)).unwrap().lock().session = Session::with(Some(0));
+        let (mut connection, _) = next_hello(&listener).await;
+        connection.send(&answer(0)).await.unwrap();
+        assert_eq!(connection.greeting().await.unwrap(), Frame::Welcome);
+    }
+
     #[tokio::test]
     async fn whoever_says_nothing_keeps_nobody_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let identity = Identity {
-            cluster: "c".into(),
-            name: "a".into(),
-            me: SiteId(0),
-            incarnation: 1,
-            table: 0,
-            silence: Duration::from_secs(5),
-        };
         let ballots = Arc::new(Ballots::open(None).unwrap());
         let (_mesh, _events) =
-            Mesh::start(identity, BTreeMap::new(), Some(listener), Some(ballots as _));
+            Mesh::start(identity(1), BTreeMap::new(), Some(listener), Some(ballots as _));
         let mut silent = Vec::new();
         for _ in 0..GREETINGS * 2 {
             silent.push(TcpStream::connect(&address).await.unwrap());

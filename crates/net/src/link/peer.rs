@@ -125,13 +125,13 @@ impl Link {
     }
 
     /// Ends session and connection. The next session is with this life: an older one that is heard
-    /// of late does not get in before it.
-    pub(super) fn restart(&self, incarnation: Option<u64>) {
+    /// of late does not get in before it. Returns the connection number that this took.
+    pub(super) fn restart(&self, incarnation: Option<u64>) -> u64 {
         let mut state = self.lock();
         let trouble = state.trouble.take();
         let session = Session::with(incarnation);
         *state = State { session, up: None, broken: None, trouble };
-        self.next_connection();
+        self.next_connection()
     }
 
     pub(super) fn end(&self, why: Broken) {

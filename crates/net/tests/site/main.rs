@@ -5,6 +5,7 @@ mod change;
 mod drain;
 mod edge;
 mod fast;
+mod rejoin;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};

@@ -72,6 +72,8 @@ pub(crate) struct Change {
     pub(super) edits: VecDeque<(Edit, Responder, Moment)>,
     started: Moment,
     pub(super) joined: Option<Moment>,
+    /// When this process last began another incarnation.
+    pub(super) renewed: Option<Moment>,
     /// Since when no member is left.
     pub(super) deserted: Option<Moment>,
     /// Some pool has more units than it should: they are taken out.
@@ -174,6 +176,7 @@ impl Change {
             edits: VecDeque::new(),
             started: now,
             joined: None,
+            renewed: None,
             deserted: None,
             shrunk: false,
             drains: BTreeSet::new(),
@@ -526,6 +529,7 @@ impl Core {
     pub(super) fn look_around(&mut self) {
         let change = &self.change;
         if change.epochs.phase() == Phase::Outside {
+            self.replace_broken_sessions();
             self.come_in();
         } else {
             if !change.sole {

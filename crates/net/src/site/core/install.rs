@@ -388,13 +388,24 @@ impl Core {
         self.ask_all_again();
         waiting.sort_unstable();
         self.todo.extend(waiting.into_iter().map(Todo::Claim));
+        if !self.begin_incarnation(record) {
+            return;
+        }
+        self.legacy = None;
+        let happening = self.happening("departed", None);
+        self.record(api::Happening { cause: Some(cause.into()), ..happening });
+    }
+
+    /// Begins another incarnation outside `record`, with new sessions. Returns false if its number
+    /// cannot be stored.
+    fn begin_incarnation(&mut self, record: Arc<Record<Plan>>) -> bool {
         let change = &mut self.change;
         let incarnation = match &change.state {
             Some(state) => match state.next() {
                 Ok(incarnation) => incarnation,
                 Err(error) => {
-                    error!(%error, "cannot begin another life; stays outside");
-                    return;
+                    error!(%error, "cannot store another incarnation; this site stays outside");
+                    return false;
                 }
             },
             None => change.epochs.incarnation() + 1,
@@ -403,13 +414,27 @@ impl Core {
         change.proposal = None;
         change.leased = None;
         change.joined = None;
+        change.renewed = Some(self.now);
         self.links.reborn(incarnation);
-        self.legacy = None;
         if let Some(journal) = &mut self.journal {
             let begun = journal.begin(incarnation);
             self.check_journal(begun);
         }
-        let happening = self.happening("departed", None);
-        self.record(api::Happening { cause: Some(cause.into()), ..happening });
+        true
+    }
+
+    /// Outside, with a session that cannot go on: members would refuse this incarnation forever,
+    /// so another one is begun, at most once per site lease.
+    pub(super) fn replace_broken_sessions(&mut self) {
+        let change = &self.change;
+        let early = change.renewed.is_some_and(|since| self.now.since(since) < change.lease);
+        if early || self.links.info().iter().all(|link| link.broken.is_none()) {
+            return;
+        }
+        warn!("a session with a peer is broken; this site begins another incarnation to join");
+        let record = Arc::clone(change.epochs.record());
+        if self.begin_incarnation(record) {
+            self.change.publish();
+        }
     }
 }
