@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
@@ -24,13 +24,19 @@ use crate::store::{Beat, Later, Pulse, Record, Store, StoreError, Swap};
 
 /// Attempts at one swap before its caller hears of the crowd.
 const ATTEMPTS: u32 = 8;
+/// Questions that may wait for one voter's register; further ones fail at once.
+const MAX_QUESTIONS: usize = 256;
 
 /// This member's vote: its register, and the disk under it.
 #[derive(Debug)]
 pub(crate) struct Ballots {
-    register: Mutex<Register>,
+    register: Arc<Mutex<Register>>,
     /// None where the site keeps nothing: all voters live in one process, and die together.
     path: Option<PathBuf>,
+    /// Questions that may wait for the register at once.
+    waiting: Arc<Semaphore>,
+    /// Replaces the file of promises.
+    write: fn(&Path, &Durable) -> io::Result<()>,
 }
 
 impl Ballots {
@@ -49,34 +55,49 @@ impl Ballots {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { register: Mutex::new(register), path })
+        let register = Arc::new(Mutex::new(register));
+        Ok(Self { register, path, waiting: Arc::new(Semaphore::new(MAX_QUESTIONS)), write })
     }
 
     /// The record that its last life knew.
     pub(crate) fn recall(&mut self) -> &Record {
-        &self.register.get_mut().durable.known
+        let register = Arc::get_mut(&mut self.register).expect("no question has arrived yet");
+        &register.get_mut().durable.known
     }
 
-    /// Answers for this voter. What it promises is on disk before this returns.
+    /// Answers for this voter. Its promises are on disk before this returns.
+    ///
+    /// A caller may stop waiting at any time. A write that has begun goes on without its caller and
+    /// keeps the register locked until it is done, so that no later write overtakes it.
     pub(crate) async fn decide(&self, question: Question) -> Reply {
-        let mut register = self.register.lock().await;
+        let Ok(slot) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return Reply::Failed;
+        };
+        let mut register = Arc::clone(&self.register).lock_owned().await;
         if let Question::Beat { .. } = question {
             return register.answer(question);
         }
         let mut next = register.clone();
         let reply = next.answer(question);
-        if next.durable != register.durable
-            && let Some(path) = self.path.clone()
-        {
-            let durable = next.durable.clone();
-            let written = tokio::task::spawn_blocking(move || write(&path, &durable)).await;
-            if let Err(error) = written.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        let changed = next.durable != register.durable;
+        let Some(path) = self.path.clone().filter(|_| changed) else {
+            *register = next;
+            return reply;
+        };
+        let write = self.write;
+        let written = tokio::task::spawn_blocking(move || {
+            let _slot = slot;
+            write(&path, &next.durable)?;
+            *register = next;
+            Ok(reply)
+        });
+        match written.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(reply) => reply,
+            Err(error) => {
                 warn!(%error, "cannot keep a promise on disk, so it is not given");
-                return Reply::Failed;
+                Reply::Failed
             }
         }
-        *register = next;
-        reply
     }
 
     /// The latest record that this voter knows to be chosen.
@@ -356,6 +377,8 @@ fn merge(pulses: &mut Vec<Pulse>, list: Vec<Pulse>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     #[tokio::test]
@@ -376,6 +399,80 @@ mod tests {
         assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));
         let two = Record { epoch: 2, body: b"two".to_vec() };
         assert_eq!(store.swap(two).await, Ok(Swap::Done));
+    }
+
+    /// Whether writes of round 1 may reach the disk, and how many writes are done.
+    static OPEN: AtomicBool = AtomicBool::new(false);
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    const FIRST: Ballot = Ballot { round: 1, site: 0, incarnation: 1 };
+
+    /// A disk on which the write of the first promise takes until `OPEN`.
+    fn slow_write(path: &Path, durable: &Durable) -> io::Result<()> {
+        let mut first = Register::default();
+        first.answer(Question::Prepare { ballot: FIRST, epoch: 0 });
+        while *durable == first.durable && !OPEN.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        write(path, durable)?;
+        WRITTEN.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_later_promise_does_not_overtake_a_slow_write() {
+        let dir = std::env::temp_dir().join(format!("kofm-slow-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let mut voter = Ballots::open(Some(&dir)).unwrap();
+        voter.write = slow_write;
+        let voter = Arc::new(voter);
+        // A caller loses its patience during the write.
+        let question = Question::Prepare { ballot: FIRST, epoch: 0 };
+        let asked = timeout(Duration::from_millis(50), voter.decide(question));
+        assert!(asked.await.is_err());
+        let ballot = Ballot { round: 2, ..FIRST };
+        let question = Question::Prepare { ballot, epoch: 0 };
+        let mut expected = Register::default();
+        let promise = expected.answer(question.clone());
+        let later = tokio::spawn({
+            let voter = Arc::clone(&voter);
+            async move { voter.decide(question).await }
+        });
+        for _ in 0..100 {
+            if later.is_finished() {
+                break;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        OPEN.store(true, Ordering::SeqCst);
+        assert_eq!(later.await.unwrap(), promise);
+        while WRITTEN.load(Ordering::SeqCst) < 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let mut again = Ballots::open(Some(&dir)).unwrap();
+        let stored = Arc::get_mut(&mut again.register).unwrap().get_mut().durable.clone();
+        assert_eq!(stored, expected.durable);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_voter_refuses_more_questions_than_it_can_keep_waiting() {
+        let voter = Arc::new(Ballots::open(None).unwrap());
+        let locked = voter.register.lock().await;
+        let ask = |round| {
+            let voter = Arc::clone(&voter);
+            let ballot = Ballot { round, ..FIRST };
+            tokio::spawn(async move { voter.decide(Question::Prepare { ballot, epoch: 0 }).await })
+        };
+        let waiting: Vec<_> = (1..).take(MAX_QUESTIONS).map(ask).collect();
+        while voter.waiting.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(ask(1).await.unwrap(), Reply::Failed);
+        drop(locked);
+        for question in waiting {
+            assert_ne!(question.await.unwrap(), Reply::Failed);
+        }
+        assert_eq!(voter.waiting.available_permits(), MAX_QUESTIONS);
     }
 
     #[tokio::test]
