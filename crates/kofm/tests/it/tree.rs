@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use crate::harness::{Cluster, serve, until};
+use crate::harness::{Cluster, serve, signal, until};
 
 const POOL: &str = "[pools.gpu]\nunits = [\"a\", \"b\", \"c\"]\nprotocol = \"tree\"\n";
 
@@ -59,6 +59,24 @@ fn a_tree_pool_goes_on_when_a_site_dies_and_comes_back() {
     cluster.sites[0] = child;
     cluster.http[0] = http;
     all_three(&cluster, 0);
+    cluster.all_free("gpu");
+}
+
+/// A site that stands still for longer than its site lease ends its leases when it goes on, and the
+/// others have gone on without it. Its protocol must give back what the leases held.
+#[test]
+fn a_tree_pool_loses_no_unit_when_a_site_stands_still() {
+    let cluster = Cluster::start_as(3, "site_lease = \"1s\"\n", POOL);
+    all_three(&cluster, 0);
+    let held = cluster.run(1, &["acquire", "gpu", "--json"]);
+    assert!(held.status.success(), "{held:?}");
+    signal(&cluster.sites[1], "STOP");
+    cluster.members(0, 2);
+    signal(&cluster.sites[1], "CONT");
+    cluster.members(1, 3);
+    for site in 0..3 {
+        all_three(&cluster, site);
+    }
     cluster.all_free("gpu");
 }
 

@@ -140,7 +140,7 @@ impl Core {
             // No earlier life can have done anything.
             self.earlier.get_or_insert_default();
         }
-        self.trim(record, &stay);
+        self.trim(record, &stay, &goes_on);
         self.trim_semaphores(record);
         self.inherit(record);
         self.install_rota(record);
@@ -245,7 +245,7 @@ impl Core {
     }
 
     /// Ends what has no place in the new epoch.
-    fn trim(&mut self, record: &Record<Plan>, stay: &[Vec<bool>]) {
+    fn trim(&mut self, record: &Record<Plan>, stay: &[Vec<bool>], goes_on: &[bool]) {
         let known = |engine: usize, claim: Stamp| {
             record.surveys.get(engine).is_some_and(|survey| survey.claims.contains_key(&claim))
         };
@@ -257,7 +257,10 @@ impl Core {
         for todo in &mut self.todo {
             if let Todo::Undo(part) = todo {
                 trim(part);
-                if part.claim.is_some_and(|claim| !known(part.engine, claim)) {
+                // An engine that goes on still has the claim, although an incarnation that departed
+                // reported none.
+                let kept = goes_on.get(part.engine) == Some(&true);
+                if part.claim.is_some_and(|claim| !kept && !known(part.engine, claim)) {
                     part.claim = None;
                 }
             }
@@ -355,8 +358,24 @@ impl Core {
     pub(super) fn depart(&mut self, record: Arc<Record<Plan>>) {
         let cause = "the other sites went on without this one";
         warn!(epoch = record.epoch, "{cause}");
-        // Units that somebody adds are added later; claims are made again.
-        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        // Units that a client adds are added later; claims are made again. The engines of protocols
+        // that heal go on in the next epoch with the claims they have, so these are given back.
+        let engines = &self.engines;
+        let heals = |number: usize| engines.get(number).is_some_and(|it| engine::heals(it.kind));
+        self.todo.retain(|todo| match todo {
+            Todo::Add { .. } => true,
+            Todo::Undo(Part { engine, .. }) | Todo::Move(engine, _) | Todo::Granted(engine, ..) => {
+                heals(*engine)
+            }
+            Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Rejected(..)
+            | Todo::Revoked(..) => false,
+        });
         self.by_claim.clear();
         for pool in &mut self.pools {
             pool.waiting.clear();
@@ -365,9 +384,17 @@ impl Core {
         for (&key, request) in &mut self.requests {
             request.part = 0;
             for part in &mut request.parts {
-                part.claim = None;
-                part.granted = false;
-                part.numbers.clear();
+                let held = Part {
+                    engine: part.engine,
+                    demand: part.demand.clone(),
+                    claim: part.claim.take(),
+                    granted: std::mem::take(&mut part.granted),
+                    counted: part.counted,
+                    numbers: std::mem::take(&mut part.numbers),
+                };
+                if held.claim.is_some() && heals(held.engine) {
+                    self.todo.push_back(Todo::Undo(held));
+                }
             }
             if request.state == State::Queued {
                 waiting.push(key);
@@ -383,7 +410,19 @@ impl Core {
             pool.quarantined.clear();
             pool.keeps.clear();
         }
-        self.todo.retain(|todo| matches!(todo, Todo::Add { .. }));
+        // The leases above ended with parts whose claims are among those already.
+        self.todo.retain(|todo| match todo {
+            Todo::Undo(part) => part.claim.is_some(),
+            Todo::Add { .. } | Todo::Move(..) | Todo::Granted(..) => true,
+            Todo::Take(_)
+            | Todo::Leave(..)
+            | Todo::Claim(_)
+            | Todo::Grant(_)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Rejected(..)
+            | Todo::Revoked(..) => false,
+        });
         self.leaving.clear();
         self.ask_all_again();
         waiting.sort_unstable();
