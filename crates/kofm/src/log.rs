@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use clap::{Args, ValueEnum};
+use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 use crate::output::tell;
@@ -37,5 +38,48 @@ impl Log {
             Format::Text => log.with_target(false).init(),
             Format::Json => log.json().init(),
         }
+    }
+}
+
+/// Ends the process when any thread panics, after a log line. A site whose thread has panicked is
+/// in an unknown state: it must not answer clients, and a supervisor must see that it is gone.
+pub(crate) fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        error!(%panic, "a thread panicked; the process aborts, please report the message");
+        std::process::abort();
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    const CHILD: &str = "KOFM_TEST_PANICS";
+
+    /// The test starts itself as a child process, in which a thread panics.
+    #[test]
+    fn a_panic_in_any_thread_aborts_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            Log { log_format: Format::Json }.start("error");
+            abort_on_panic();
+            std::thread::spawn(|| panic!("as the test wants")).join().ok();
+            return;
+        }
+        let me = std::env::current_exe().expect("a test has a file");
+        let test = "log::tests::a_panic_in_any_thread_aborts_the_process";
+        let child =
+            Command::new(me).args(["--exact", "--nocapture", test]).env(CHILD, "1").output();
+        let child = child.expect("a test can start itself");
+        let text = String::from_utf8_lossy(&child.stderr);
+        assert_eq!(child.status.signal(), Some(6), "{text}");
+        assert!(
+            text.contains("the process aborts") && text.contains("as the test wants"),
+            "{text}"
+        );
     }
 }

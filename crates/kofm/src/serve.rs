@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::exit::{CONFIG, Exit, SYSTEM};
-use crate::log::Log;
+use crate::log::{Log, abort_on_panic};
 use crate::output::{say_line, try_say};
 
 const EXAMPLES: &str = "\
@@ -112,6 +112,7 @@ impl Serve {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let (config, text) = read(&self.config)?;
         self.log.start("info");
+        abort_on_panic();
         allow_many_files();
         runtime()?.block_on(self.serve(config, text))
     }
@@ -148,6 +149,9 @@ impl Serve {
             tokio::spawn(kofm_net::http::serve_unix(site.clone(), listener, access));
         }
         notify("READY=1");
+        if let Some(interval) = watchdog() {
+            tokio::spawn(feed_watchdog(site.clone(), interval));
+        }
         tokio::spawn(file.watch(site.clone()));
         tokio::select! {
             stopped = stop_signal() => stopped?,
@@ -281,5 +285,22 @@ fn notify(state: &str) {
         .and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
         warn!(%error, "systemd does not listen");
+    }
+}
+
+/// The interval in which systemd expects a sign of life of this process, if it expects any.
+fn watchdog() -> Option<Duration> {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let for_other = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));
+    let micros = number("WATCHDOG_USEC").filter(|&micros| micros > 0 && !for_other)?;
+    Some(Duration::from_micros(micros))
+}
+
+/// Tells systemd, twice per interval, that the site answers. A site that is stuck does not, and
+/// systemd restarts it.
+async fn feed_watchdog(site: Site, interval: Duration) {
+    while site.metrics().await.is_ok() {
+        notify("WATCHDOG=1");
+        tokio::time::sleep(interval / 2).await;
     }
 }

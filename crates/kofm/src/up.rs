@@ -47,6 +47,7 @@ pub(crate) struct Up {
 impl Up {
     pub(crate) fn run(self) -> Result<(), Exit> {
         self.log.start("warn");
+        crate::log::abort_on_panic();
         let pools = self.pools()?;
         if !(1..=100).contains(&self.sites) {
             return Err(Exit::new(USAGE, "--sites is a number from 1 to 100"));

@@ -19,5 +19,6 @@ mod python;
 mod quarantine;
 mod scenarios;
 mod semaphores;
+mod systemd;
 mod tree;
 mod usage;

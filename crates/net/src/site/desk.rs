@@ -51,6 +51,11 @@ struct Seat {
 }
 
 /// A core that panics in the hands of whoever sits there: the site task has to see it.
+///
+/// `kofm serve` and `kofm up` abort the process at a panic. A program that embeds a site decides
+/// that for itself, so the library only ends the site: its calls fail, and [`Site::ended`] returns.
+///
+/// [`Site::ended`]: crate::Site::ended
 struct Fall<'a>(&'a Notify);
 
 impl Drop for Fall<'_> {
