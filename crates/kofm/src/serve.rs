@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kofm_net::config::Config;
+use kofm_net::exposure::exposures;
 use kofm_net::http::bind_unix;
 use kofm_net::{Access, Site};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -53,6 +54,7 @@ impl CheckConfig {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let (config, _) = read(&self.config)?;
         access(config.token_file.as_deref())?;
+        protected(&self.config, &config)?;
         say_line(&format!(
             "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
             self.config.display(),
@@ -101,6 +103,17 @@ fn read(path: &PathBuf) -> Result<(Config, String), Exit> {
     Ok((config, text))
 }
 
+/// Refuses addresses that other machines reach without protection, unless the file accepts that.
+fn protected(path: &Path, config: &Config) -> Result<(), Exit> {
+    if config.insecure {
+        return Ok(());
+    }
+    let list = exposures(config, config.token_file.is_some());
+    let lines: Vec<String> =
+        list.iter().map(|it| format!("{}: {}", path.display(), it.rule())).collect();
+    if lines.is_empty() { Ok(()) } else { Err(Exit::new(CONFIG, lines.join("\nkofm: "))) }
+}
+
 /// Who may use the API, by the file that says so.
 pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
     let Some(path) = file else { return Ok(Access::open()) };
@@ -111,6 +124,7 @@ pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
 impl Serve {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let (config, text) = read(&self.config)?;
+        protected(&self.config, &config)?;
         self.log.start("info");
         abort_on_panic();
         allow_many_files();
@@ -136,7 +150,7 @@ impl Serve {
             }
             None => None,
         };
-        let file = File::new(self.config.clone(), config.clone(), text);
+        let file = File::new(self.config.clone(), config.clone(), text, access.clone());
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
@@ -147,6 +161,9 @@ impl Serve {
         }
         if let Some(listener) = socket {
             tokio::spawn(kofm_net::http::serve_unix(site.clone(), listener, access));
+        }
+        for (text, action) in site.insecurities() {
+            warn!("insecure: {text}; {action}");
         }
         notify("READY=1");
         if let Some(interval) = watchdog() {
@@ -178,11 +195,12 @@ struct File {
     running: Config,
     /// Where the last text stands of which everything has been.
     applied: Option<PathBuf>,
+    access: Access,
 }
 
 impl File {
     /// A file that may have been changed since the last life of the site read it.
-    fn new(path: PathBuf, config: Config, text: String) -> Self {
+    fn new(path: PathBuf, config: Config, text: String, access: Access) -> Self {
         let applied = config.state_dir.as_ref().map(|dir| dir.join("applied.toml"));
         let last = applied.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
         let mut running = config.clone();
@@ -191,7 +209,7 @@ impl File {
             running.semaphores = last.semaphores;
             running.gangs = last.gangs;
         }
-        Self { path, config, text, running, applied }
+        Self { path, config, text, running, applied, access }
     }
 
     /// Brings about what was changed before the start, and with every SIGHUP what was since.
@@ -201,6 +219,7 @@ impl File {
         self.apply(&site).await;
         while hangup.recv().await.is_some() {
             notify("RELOADING=1");
+            self.read_tokens();
             match read(&self.path) {
                 Ok((config, _)) if config == self.running => {
                     info!("the configuration is unchanged");
@@ -214,6 +233,19 @@ impl File {
                 }
             }
             notify("READY=1");
+        }
+    }
+
+    /// Clients show the tokens of the file as it is now.
+    fn read_tokens(&self) {
+        let Some(path) = &self.running.token_file else { return };
+        match self.access.reload(path) {
+            Ok(true) => info!(tokens = self.access.count(), "token_file changed"),
+            Ok(false) => {}
+            Err(error) => {
+                let path = path.display();
+                error!("token_file {path}: {error}; the old tokens stay valid");
+            }
         }
     }
 

@@ -40,6 +40,9 @@ pub(crate) struct Up {
     /// Answer only clients that show a token of this file, one in each line
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Accept that --http is an address which other machines reach without a token
+    #[arg(long)]
+    insecure: bool,
     #[command(flatten)]
     log: Log,
 }
@@ -51,6 +54,14 @@ impl Up {
         let pools = self.pools()?;
         if !(1..=100).contains(&self.sites) {
             return Err(Exit::new(USAGE, "--sites is a number from 1 to 100"));
+        }
+        if !self.http.ip().is_loopback() && self.token_file.is_none() && !self.insecure {
+            let text = format!(
+                "--http {}: other machines reach it, and clients need no token; it must be a \
+                 loopback address, or have --token-file or --insecure",
+                self.http
+            );
+            return Err(Exit::new(USAGE, text));
         }
         allow_many_files();
         crate::serve::runtime()?.block_on(self.serve(pools))

@@ -3,49 +3,57 @@
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 
-/// Whoever shows one of these tokens may do everything; everybody, where there are none.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Access(Vec<String>);
+/// The tokens of a site's `token_file`: a client that shows one of them may do everything. Without
+/// a file every client may. Clones share the list, so that a site changes it while it runs.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// Fixed when the site starts.
+    open: bool,
+    tokens: Arc<RwLock<Vec<String>>>,
+}
 
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Tokens are secrets.
-        write!(f, "Access({} tokens)", self.0.len())
+        write!(f, "Access({} tokens)", self.count())
     }
 }
 
 impl Access {
-    /// Everybody.
-    pub const fn open() -> Self {
-        Self(Vec::new())
+    /// No token is asked for.
+    pub fn open() -> Self {
+        Self { open: true, tokens: Arc::default() }
     }
 
-    /// Whoever shows a token of this file: one in each line, comments after `#`. Two of them let
-    /// clients move from an old token to a new one.
+    /// Clients that show a token of this file: one in each line, comments after `#`. Two of them
+    /// let clients move from an old token to a new one.
     pub fn read(path: &Path) -> io::Result<Self> {
-        Self::parse(&std::fs::read_to_string(path)?)
-            .map_err(|text| io::Error::new(io::ErrorKind::InvalidData, text))
+        let tokens = Arc::new(RwLock::new(read(path)?));
+        Ok(Self { open: false, tokens })
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-        let list: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
-        if list.is_empty() {
-            return Err("there is no token in it".into());
-        }
-        // What cannot stand in a header could never be shown.
-        match list.iter().position(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            Some(place) => Err(format!("token {} is not printable ASCII", place + 1)),
-            None => Ok(Self(list)),
-        }
+    /// Reads the file again, for all clones; says whether it has other tokens now. After an error
+    /// the old ones stay.
+    pub fn reload(&self, path: &Path) -> io::Result<bool> {
+        let fresh = read(path)?;
+        let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = *tokens != fresh;
+        *tokens = fresh;
+        Ok(changed)
+    }
+
+    /// The number of tokens.
+    pub fn count(&self) -> usize {
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Whether no token is asked for.
     pub(crate) const fn is_open(&self) -> bool {
-        self.0.is_empty()
+        self.open
     }
 
     /// Whether a request with these headers is answered.
@@ -56,8 +64,27 @@ impl Access {
         let shown = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let shown = shown.and_then(|value| value.split_at_checked("Bearer ".len()));
         let Some((scheme, token)) = shown else { return false };
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         scheme.eq_ignore_ascii_case(b"Bearer ")
-            && self.0.iter().fold(false, |found, known| found | same(known.as_bytes(), token))
+            && tokens.iter().fold(false, |found, known| found | same(known.as_bytes(), token))
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<String>> {
+    parse(&std::fs::read_to_string(path)?)
+        .map_err(|text| io::Error::new(io::ErrorKind::InvalidData, text))
+}
+
+fn parse(text: &str) -> Result<Vec<String>, String> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let list: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    if list.is_empty() {
+        return Err("it has no token; write one in a line".into());
+    }
+    // No other text could stand in a header.
+    match list.iter().position(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+        Some(place) => Err(format!("token {} is not printable ASCII", place + 1)),
+        None => Ok(list),
     }
 }
 
@@ -76,7 +103,9 @@ mod tests {
 
     #[test]
     fn only_a_known_token_opens() {
-        let access = Access::parse("# old and new\nfirst \n\nsecond # since May\n").unwrap();
+        let access = Access { open: false, tokens: Arc::default() };
+        let tokens = parse("# old and new\nfirst \n\nsecond # since May\n").unwrap();
+        *access.tokens.write().unwrap() = tokens;
         assert!(access.allows(&showing("Bearer first")));
         assert!(access.allows(&showing("bearer second")));
         for wrong in ["Bearer firs", "Bearer first2", "Bearer ", "first", "", "Basic first", "é"] {
@@ -90,7 +119,7 @@ mod tests {
     #[test]
     fn a_file_without_tokens_is_a_mistake_and_not_an_open_door() {
         for text in ["", "\n\n", "# nothing", "two words", "ümlaut"] {
-            assert!(Access::parse(text).is_err(), "{text:?}");
+            assert!(parse(text).is_err(), "{text:?}");
         }
     }
 }

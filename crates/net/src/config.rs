@@ -50,6 +50,9 @@ pub struct Config {
     /// A file with the tokens that clients must show one of; see [`crate::Access::read`]. Without
     /// it everybody is answered who can connect.
     pub token_file: Option<PathBuf>,
+    /// Starts although other machines reach an address without protection; see
+    /// [`crate::exposure`].
+    pub insecure: bool,
     /// Names by which clients call this site, beside addresses and names without a dot. Others are
     /// refused, so that a web page cannot reach it under a name of its own.
     pub http_names: Vec<String>,
@@ -99,6 +102,7 @@ impl Config {
             socket,
             state_dir,
             token_file,
+            insecure,
             http_names,
             tree_root,
             rota,
@@ -119,6 +123,7 @@ impl Config {
             ("socket", *socket == other.socket),
             ("state_dir", *state_dir == other.state_dir),
             ("token_file", *token_file == other.token_file),
+            ("insecure", *insecure == other.insecure),
             ("http_names", *http_names == other.http_names),
             ("tree_root", *tree_root == other.tree_root),
             ("rota", *rota == other.rota),
@@ -280,6 +285,7 @@ impl Config {
             socket: None,
             state_dir: None,
             token_file: None,
+            insecure: false,
             http_names: Vec::new(),
             pools: BTreeMap::new(),
             semaphores: BTreeMap::new(),

@@ -17,6 +17,7 @@ pub mod client;
 pub mod config;
 pub mod duration;
 mod engine;
+pub mod exposure;
 mod fast;
 pub mod http;
 mod incarnation;

@@ -80,10 +80,14 @@ struct Inner {
     draining: AtomicBool,
     /// Clients of other machines can reach it.
     exposed: AtomicBool,
+    /// They need no credential.
+    unguarded: AtomicBool,
     /// Keys for those who wait to take from a semaphore.
     takers: AtomicU64,
     /// The epoch as the core sees it.
     view: watch::Sender<View>,
+    /// The port for other sites is reached from this machine only.
+    local: bool,
     _state: Option<Arc<StateDir>>,
 }
 
@@ -356,6 +360,7 @@ impl Site {
             list.push("draining".to_owned());
         }
         list.extend(self.0.view.borrow().trouble.clone());
+        list.extend(self.insecurities().into_iter().map(|it| format!("insecure: {}", it.0)));
         for member in self.members() {
             if member.state == "away" || member.state == "refused" {
                 list.push(format!("site {} is {}", member.site, member.state));

@@ -10,6 +10,7 @@ mod gangs;
 mod guard;
 mod harness;
 mod ids;
+mod insecure;
 mod lab;
 mod links;
 mod output;

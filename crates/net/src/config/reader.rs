@@ -18,7 +18,7 @@ use crate::api::{Members, OnExpiry};
 use crate::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "cluster",
     "site",
     "members",
@@ -27,6 +27,7 @@ const KEYS: [&str; 18] = [
     "socket",
     "state_dir",
     "token_file",
+    "insecure",
     "http_names",
     "pools",
     "semaphores",
@@ -90,6 +91,7 @@ impl Reader<'_> {
         config.socket = self.string(table, "socket").map(PathBuf::from);
         config.state_dir = self.string(table, "state_dir").map(PathBuf::from);
         config.token_file = self.string(table, "token_file").map(PathBuf::from);
+        config.insecure = self.boolean(table, "insecure").unwrap_or_default();
         let protocol = match self.string(table, "protocol").map(|name| protocol_named(&name)) {
             Some(Ok(kind)) => kind,
             Some(Err(text)) => {
@@ -551,6 +553,15 @@ impl Reader<'_> {
             self.wrong(value.span(), format!("`{key}` is a text: write {key} = \"…\""));
         }
         text.map(str::to_owned)
+    }
+
+    fn boolean(&mut self, table: &Table<'_>, key: &str) -> Option<bool> {
+        let value = table.get(key)?;
+        let given = value.get_ref().as_bool();
+        if given.is_none() {
+            self.wrong(value.span(), format!("`{key}` must be true or false"));
+        }
+        given
     }
 
     fn address(&mut self, table: &Table<'_>, key: &str) -> Option<String> {

@@ -33,21 +33,28 @@ pub(super) const HEADERS_IN: Duration = Duration::from_secs(30);
 pub(super) type Slot = Arc<OwnedSemaphorePermit>;
 
 /// Answers clients on a TCP port until the listener fails.
-pub async fn serve(site: Site, listener: TcpListener, access: Access) {
+pub fn serve(
+    site: Site,
+    listener: TcpListener,
+    access: Access,
+) -> impl Future<Output = ()> + Send + 'static {
+    // Known before the first client comes.
     if listener.local_addr().is_ok_and(|address| !address.ip().is_loopback()) {
-        site.note_exposed();
+        site.note_exposed(access.is_open());
     }
     let router = router_on(site, access, false);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                keep_alive(&stream);
-                if stream.set_nodelay(true).is_ok() {
-                    answer(stream, &router, &slots);
+    async move {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    keep_alive(&stream);
+                    if stream.set_nodelay(true).is_ok() {
+                        answer(stream, &router, &slots);
+                    }
                 }
+                Err(error) => cannot_accept(&error).await,
             }
-            Err(error) => cannot_accept(&error).await,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The verdict on a site: one word for every answer, sentences for people.
 
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use super::Site;
@@ -81,9 +80,7 @@ impl Site {
             };
             add("missing", text, action);
         }
-        if self.is_exposed() {
-            let text = format!("site {site} listens beyond this machine without TLS");
-            let action = "restrict the network that reaches its ports; set token_file for clients";
+        for (text, action) in self.insecurities() {
             add("insecure", text, action);
         }
         Health { health, site, epoch: view.epoch, problems }
@@ -96,23 +93,40 @@ impl Site {
         names.filter(|name| !name.is_empty()).collect()
     }
 
-    /// Notes that clients from other machines reach this site.
-    pub(crate) fn note_exposed(&self) {
+    /// Notes that clients from other machines reach this site, and whether they need no credential.
+    pub(crate) fn note_exposed(&self, open: bool) {
         self.0.exposed.store(true, Ordering::Relaxed);
+        self.0.unguarded.fetch_or(open, Ordering::Relaxed);
     }
 
     fn is_exposed(&self) -> bool {
-        let config = &self.0.config;
-        let peers = config.members.len() > 1 && !self.0.together;
-        let own = config.listen.as_ref().or_else(|| config.members.get(&config.site));
-        let peers = peers && own.is_some_and(|address| !is_loopback(address));
-        peers || self.0.exposed.load(Ordering::Relaxed)
+        self.peers_exposed().is_some() || self.0.exposed.load(Ordering::Relaxed)
     }
-}
 
-/// Whether `host:port` is reached from this machine only.
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |it| it.0);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    /// The address at which other machines reach the port for sites.
+    fn peers_exposed(&self) -> Option<&str> {
+        let config = &self.0.config;
+        let listens = config.members.len() > 1 && !self.0.together;
+        let own = config.listen.as_ref().or_else(|| config.members.get(&config.site));
+        own.filter(|address| listens && !self.0.local && !address.is_empty()).map(String::as_str)
+    }
+
+    /// Each way in which other machines can reach this site without protection, and the next step.
+    pub fn insecurities(&self) -> Vec<(String, &'static str)> {
+        let mut list = Vec::new();
+        let site = &self.0.config.site;
+        if self.0.unguarded.load(Ordering::Relaxed) {
+            let text = format!("clients on other machines use site {site} without a token");
+            list.push((text, "set token_file, or let http be a loopback address"));
+        }
+        if self.0.exposed.load(Ordering::Relaxed) {
+            let text = format!("clients on other machines use site {site} without TLS");
+            list.push((text, "restrict the network that reaches the port of http"));
+        }
+        if let Some(address) = self.peers_exposed() {
+            let text = format!("site {site} links to the other sites without TLS, at {address}");
+            list.push((text, "let only the machines of the other sites reach this port"));
+        }
+        list
+    }
 }

@@ -16,6 +16,7 @@ use super::tallies::Tallies;
 use super::{EVENTS, Inner, Site};
 use crate::boottime::{Alarm, Moment, Now};
 use crate::config::{Config, Durability, PoolConfig};
+use crate::exposure::is_loopback;
 use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Mesh};
 use crate::plan::{self, Plan};
@@ -114,6 +115,8 @@ impl Site {
         together: Option<Arc<Ballots>>,
     ) -> Result<Self, StartError> {
         let config = config.with_seats();
+        let own = config.listen.as_ref().or_else(|| config.members.get(&config.site));
+        let local = own.is_none_or(|address| is_loopback(address));
         if !config.members.contains_key(&config.site) {
             let text = format!("site `{}` is not a member", config.site);
             return Err(StartError::Config(text));
@@ -190,7 +193,9 @@ impl Site {
             together: sole,
             draining: AtomicBool::new(false),
             exposed: AtomicBool::new(false),
+            unguarded: AtomicBool::new(false),
             takers: AtomicU64::new(0),
+            local,
             _state: state,
         });
         Ok(Self(inner))
