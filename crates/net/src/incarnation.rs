@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::bounds::MAX_INCARNATION;
+
 /// The directory where a site keeps its incarnation, locked while the site lives.
 #[derive(Debug)]
 pub struct StateDir {
@@ -96,7 +98,7 @@ impl StateDir {
 }
 
 fn parse(text: &str) -> Option<u64> {
-    text.trim().parse().ok().filter(|&n| n > 0 && n < 1 << 20)
+    text.trim().parse().ok().filter(|&n| n > 0 && n < MAX_INCARNATION)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 mod access;
 pub mod api;
 mod boottime;
+mod bounds;
 pub mod client;
 pub mod config;
 pub mod duration;

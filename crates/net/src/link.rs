@@ -108,6 +108,8 @@ pub(crate) trait Links: Send {
     fn reach(&self, peer: SiteId, address: String);
     /// Starts empty sessions with all peers, as a new incarnation.
     fn reborn(&self, incarnation: u64);
+    /// Ends the session with a peer that sent nonsense; the next epoch begins another.
+    fn end(&self, peer: SiteId, why: Broken);
     /// The state of all links, for operators.
     fn info(&self) -> Vec<LinkInfo>;
 }
@@ -127,6 +129,13 @@ impl Links for Arc<Mesh> {
 
     fn reborn(&self, incarnation: u64) {
         Mesh::reborn(self, incarnation);
+    }
+
+    fn end(&self, peer: SiteId, why: Broken) {
+        if let Some(link) = self.link(peer) {
+            link.end(why);
+            self.count_standing();
+        }
     }
 
     fn info(&self) -> Vec<LinkInfo> {
@@ -665,6 +674,8 @@ const fn greeting(hello: &Hello) -> Greeting {
     Greeting { incarnation: hello.incarnation, known: hello.known, received: hello.received }
 }
 
+const UNREADABLE: Broken = Broken::Nonsense("a message that cannot be decoded");
+
 fn accept_frame(
     session: &mut Session,
     frame: Frame,
@@ -673,8 +684,9 @@ fn accept_frame(
     match frame {
         Frame::Data { seq, ack, payload } => {
             session.acknowledged(ack)?;
-            // Decoded first: what cannot be read was never received.
-            let payload = postcard::from_bytes(&payload).map_err(|_| LinkError::Payload)?;
+            // Decoded first: a message that cannot be decoded ends the session. On the next
+            // connection the peer would only send it again.
+            let payload = postcard::from_bytes(&payload).map_err(|_| UNREADABLE)?;
             if session.arrived(seq)? == Arrival::New {
                 list.push(payload);
             }

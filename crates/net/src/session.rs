@@ -118,6 +118,9 @@ pub enum Broken {
         /// One more than the last.
         next: u64,
     },
+    /// A message cannot be understood, so those after it have no meaning either.
+    #[error("the peer sent {0}")]
+    Nonsense(&'static str),
     /// A message is missing.
     #[error("message {got} came where {expected} was due")]
     Gap {

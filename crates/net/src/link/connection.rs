@@ -79,8 +79,6 @@ pub(super) enum LinkError {
     WrongPeer(SiteId),
     #[error("{0} out of place")]
     Unexpected(&'static str),
-    #[error("malformed message")]
-    Payload,
     #[error("no sign of life")]
     Silent,
     #[error("closed")]

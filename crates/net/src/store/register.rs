@@ -90,6 +90,13 @@ pub(crate) struct Durable {
     accepted: Option<(Ballot, Record)>,
 }
 
+impl Durable {
+    /// The round that was promised.
+    pub(crate) const fn round(&self) -> u64 {
+        self.promised.round
+    }
+}
+
 impl Register {
     /// A voter as it was, after a crash.
     pub(crate) const fn restored(durable: Durable) -> Self {

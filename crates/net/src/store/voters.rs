@@ -4,6 +4,7 @@
 //! travel on connections of their own, beside the sessions of the sites: whoever must agree on who
 //! is dead cannot wait for a session with the dead.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,11 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kofm_core::SiteId;
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
+use crate::bounds::{self, Refusal};
 use crate::link::{Answers, Caller};
+use crate::plan;
 use crate::random;
 use crate::store::register::{Ballot, Durable, Next, Proposal, Question, Register, Reply};
 use crate::store::{Beat, Later, Pulse, Record, Store, StoreError, Swap};
@@ -35,6 +39,8 @@ pub(crate) struct Ballots {
     path: Option<PathBuf>,
     /// Questions that may wait for the register at once.
     waiting: Arc<Semaphore>,
+    /// The newest incarnation of each site in the record of an epoch.
+    lives: Mutex<(u64, BTreeMap<String, u64>)>,
     /// Replaces the file of promises.
     write: fn(&Path, &Durable) -> io::Result<()>,
 }
@@ -56,7 +62,8 @@ impl Ballots {
             }
         }
         let register = Arc::new(Mutex::new(register));
-        Ok(Self { register, path, waiting: Arc::new(Semaphore::new(MAX_QUESTIONS)), write })
+        let waiting = Arc::new(Semaphore::new(MAX_QUESTIONS));
+        Ok(Self { register, path, waiting, lives: Mutex::default(), write })
     }
 
     /// The record that its last life knew.
@@ -100,6 +107,36 @@ impl Ballots {
         }
     }
 
+    /// Whether a peer's question has possible numbers, and a record that can be decoded. Nothing
+    /// else reaches the register and the disk.
+    async fn check(&self, question: &Question) -> Result<(), Refusal> {
+        let register = self.register.lock().await;
+        let Durable { known, .. } = &register.durable;
+        let promised = register.durable.round();
+        match question {
+            Question::Beat { epoch, pulse } => {
+                bounds::epoch(*epoch, known.epoch)?;
+                let mut lives = self.lives.lock().await;
+                if lives.0 != known.epoch {
+                    *lives = (known.epoch, lives_of(known));
+                }
+                let life = lives.1.get(&pulse.site).copied().unwrap_or(0);
+                bounds::incarnation(pulse.incarnation, life)
+            }
+            Question::Prepare { epoch, ballot } => {
+                bounds::epoch(*epoch, known.epoch)?;
+                bounds::round(ballot.round, promised)
+            }
+            Question::Accept { ballot, record } => {
+                bounds::round(ballot.round, promised)?;
+                bounds::record(record, known.epoch).map(drop)
+            }
+            // Every peer is told of every record: only one that is new here is decoded.
+            Question::Learn { record } if record.epoch <= known.epoch => Ok(()),
+            Question::Learn { record } => bounds::record(record, known.epoch).map(drop),
+        }
+    }
+
     /// The latest record that this voter knows to be chosen.
     pub(crate) async fn known(&self) -> Record {
         self.register.lock().await.durable.known.clone()
@@ -110,7 +147,13 @@ impl Answers for Ballots {
     fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>> {
         Box::pin(async move {
             let reply = match postcard::from_bytes(&question) {
-                Ok(question) => self.decide(question).await,
+                Ok(question) => match self.check(&question).await {
+                    Ok(()) => self.decide(question).await,
+                    Err(why) => {
+                        warn!(why, "refused a question of a peer");
+                        Reply::Failed
+                    }
+                },
                 Err(_) => Reply::Failed,
             };
             postcard::to_stdvec(&reply).unwrap_or_default()
@@ -135,6 +178,34 @@ fn unpack(bytes: &[u8]) -> Option<Durable> {
     good.then(|| postcard::from_bytes(body).ok()).flatten()
 }
 
+/// The newest incarnation of each site, by name.
+fn lives_of(record: &Record) -> BTreeMap<String, u64> {
+    let Ok(record) = plan::unpack(&record.body) else { return BTreeMap::new() };
+    let life = |(site, it): (&SiteId, &(String, String))| {
+        Some((it.0.clone(), record.lives.get(site).copied()?))
+    };
+    record.plan.sites.iter().filter_map(life).collect()
+}
+
+/// Whether a peer's answer has possible numbers, and records that can be decoded.
+fn check_reply(reply: &Reply, known: u64) -> Result<(), Refusal> {
+    match reply {
+        Reply::Moved(record) => bounds::record(record, known).map(drop),
+        Reply::Promise(Some((ballot, record))) => {
+            bounds::round(ballot.round, u64::MAX)?;
+            bounds::record(record, known).map(drop)
+        }
+        Reply::Outbid(ballot) => bounds::round(ballot.round, u64::MAX),
+        Reply::Beats(_)
+        | Reply::Pending
+        | Reply::Promise(None)
+        | Reply::Accepted
+        | Reply::Behind
+        | Reply::Learned
+        | Reply::Failed => Ok(()),
+    }
+}
+
 /// One member that votes.
 #[derive(Debug)]
 enum Voter {
@@ -143,13 +214,18 @@ enum Voter {
 }
 
 impl Voter {
-    async fn ask(&self, question: Question) -> Option<Reply> {
+    async fn ask(&self, question: Question, known: u64) -> Option<Reply> {
         match self {
             Self::Me(ballots) => Some(ballots.decide(question).await),
             Self::Peer(caller) => {
                 let body = postcard::to_stdvec(&question).ok()?;
                 let answer = caller.ask(body).await.ok()?;
-                postcard::from_bytes(&answer).ok()
+                let reply = postcard::from_bytes(&answer).ok()?;
+                if let Err(why) = check_reply(&reply, known) {
+                    warn!(why, "refused an answer of a peer");
+                    return None;
+                }
+                Some(reply)
             }
         }
     }
@@ -194,12 +270,13 @@ impl Voters {
             let patience = self.patience;
             tokio::spawn(async move {
                 let asked = async {
-                    let reply = voters[number].ask(question.clone()).await?;
+                    let reply = voters[number].ask(question.clone(), known.epoch).await?;
                     if reply != Reply::Behind {
                         return Some(reply);
                     }
-                    voters[number].ask(Question::Learn { record: known }).await?;
-                    voters[number].ask(question).await
+                    let epoch = known.epoch;
+                    voters[number].ask(Question::Learn { record: known }, epoch).await?;
+                    voters[number].ask(question, epoch).await
                 };
                 if let Ok(Some(reply)) = timeout(patience, asked).await {
                     sender.send((number, reply)).await.ok();
@@ -245,7 +322,7 @@ impl Voters {
                     return Ok(Next::Chosen(record));
                 }
                 Some(Next::Outbid(ballot)) => {
-                    self.round.fetch_max(ballot.round + 1, Ordering::Relaxed);
+                    self.round.fetch_max(ballot.round.saturating_add(1), Ordering::Relaxed);
                     return Ok(Next::Outbid(ballot));
                 }
                 Some(Next::Moved(record)) => {
@@ -399,6 +476,69 @@ mod tests {
         assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));
         let two = Record { epoch: 2, body: b"two".to_vec() };
         assert_eq!(store.swap(two).await, Ok(Swap::Done));
+    }
+
+    async fn ask(voter: &Ballots, question: &Question) -> Reply {
+        let answer = voter.answer(postcard::to_stdvec(question).unwrap().into()).await;
+        postcard::from_bytes(&answer).unwrap()
+    }
+
+    fn record(epoch: u64) -> Record {
+        let plan = plan::Plan {
+            sites: BTreeMap::from([(SiteId(0), ("b".into(), "h:1".into()))]),
+            ..plan::Plan::default()
+        };
+        let mut record = kofm_core::epoch::Record::first([(SiteId(0), 5)].into(), plan);
+        record.epoch = epoch;
+        Record { epoch, body: plan::pack(&record) }
+    }
+
+    #[tokio::test]
+    async fn forged_records_ballots_and_beats_change_nothing() {
+        let dir = std::env::temp_dir().join(format!("kofm-forged-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let voter = Ballots::open(Some(&dir)).unwrap();
+        assert_eq!(ask(&voter, &Question::Learn { record: record(3) }).await, Reply::Learned);
+        let (before, disk) = (voter.register.lock().await.clone(), fs::read(dir.join("promises")));
+        let ballot = |round| Ballot { round, site: 0, incarnation: 1 };
+        let owned = |epoch| Record { epoch, body: b"owned".to_vec() };
+        let pulse = |incarnation| Pulse { site: "b".into(), incarnation, count: 0, note: vec![] };
+        for forged in [
+            Question::Learn { record: owned(4) },
+            Question::Learn { record: owned(u64::MAX - 1) },
+            Question::Learn { record: record(u64::MAX) },
+            Question::Learn { record: record(1 << 40) },
+            Question::Learn { record: Record { epoch: 5, ..record(4) } },
+            Question::Accept { ballot: ballot(1), record: owned(4) },
+            Question::Accept { ballot: ballot(u64::MAX), record: record(4) },
+            Question::Prepare { epoch: 3, ballot: ballot(u64::MAX) },
+            Question::Beat { epoch: 3, pulse: pulse(1 << 63) },
+            Question::Beat { epoch: 3, pulse: pulse(100_000) },
+        ] {
+            assert_eq!(ask(&voter, &forged).await, Reply::Failed, "{forged:?}");
+            assert_eq!(*voter.register.lock().await, before, "{forged:?}");
+            assert_eq!(fs::read(dir.join("promises")).unwrap(), *disk.as_ref().unwrap());
+        }
+        let honest = Question::Beat { epoch: 3, pulse: pulse(6) };
+        assert_eq!(ask(&voter, &honest).await, Reply::Beats(vec![pulse(6)]));
+        let honest = Question::Accept { ballot: ballot(2), record: record(4) };
+        assert_eq!(ask(&voter, &honest).await, Reply::Accepted);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn forged_answers_are_refused() {
+        let ballot = Ballot { round: 1, site: 0, incarnation: 1 };
+        let owned = Record { epoch: 4, body: b"owned".to_vec() };
+        for forged in [
+            Reply::Moved(owned.clone()),
+            Reply::Moved(record(u64::MAX)),
+            Reply::Promise(Some((ballot, owned))),
+            Reply::Outbid(Ballot { round: u64::MAX, ..ballot }),
+        ] {
+            assert!(check_reply(&forged, 3).is_err(), "{forged:?}");
+        }
+        assert!(check_reply(&Reply::Moved(record(4)), 3).is_ok());
     }
 
     /// Whether writes of round 1 may reach the disk, and how many writes are done.

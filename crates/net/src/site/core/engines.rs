@@ -178,7 +178,7 @@ impl Core {
         let result = running.engine.step(&mut self.clock, input, &mut self.outcomes);
         if let Err(refused) = result {
             if let Some(from) = from {
-                self.fault(from, &refused.to_string());
+                self.refuse_message(from, &refused);
             } else {
                 error!(%refused, "a protocol refused its own site");
             }

@@ -24,6 +24,7 @@ use super::plans::Edit;
 use super::{Core, Mutant, Responder, Timer};
 use crate::api::{self, State};
 use crate::boottime::Moment;
+use crate::bounds;
 use crate::incarnation::StateDir;
 use crate::link::Payload;
 use crate::plan::{self, Plan, kinds};
@@ -393,9 +394,12 @@ impl Core {
     }
 
     pub(super) fn on_change_message(&mut self, from: SiteId, message: &[u8]) {
-        match postcard::from_bytes(message) {
-            Ok(message) => self.feed(Input::Deliver { from, message }),
-            Err(_) => self.fault(from, "a change of epoch that makes no sense"),
+        let Ok(message) = postcard::from_bytes(message) else {
+            return self.end_session(from, "a message about the epoch that cannot be decoded");
+        };
+        match bounds::message(&message, from, self.change.record()) {
+            Ok(()) => self.feed(Input::Deliver { from, message }),
+            Err(why) => self.end_session(from, why),
         }
     }
 
@@ -424,7 +428,14 @@ impl Core {
                 change.leased = change.leased.max(Some(until));
                 change.beaten = Some(now);
                 change.trouble = None;
+                let record = Arc::clone(change.epochs.record());
                 for pulse in pulses {
+                    let site = record.plan.sites.iter().find(|it| it.1.0 == pulse.site);
+                    let known = site.and_then(|it| record.lives.get(it.0)).copied();
+                    if let Err(why) = bounds::incarnation(pulse.incarnation, known.unwrap_or(0)) {
+                        warn!(site = %pulse.site, why, "refused a heartbeat");
+                        continue;
+                    }
                     let life = (pulse.incarnation, pulse.count);
                     let old = change.pulses.get(&pulse.site);
                     if old.is_none_or(|(old, _)| (old.incarnation, old.count) < life) {
@@ -437,9 +448,12 @@ impl Core {
                 self.look_around();
                 self.change.publish();
             }
-            News::Decided(record) => match plan::unpack(&record.body) {
+            News::Decided(record) => match bounds::record(&record, change.record().epoch) {
                 Ok(record) => self.feed(Input::Decided(Arc::new(record))),
-                Err(why) => {
+                Err(refusal) => {
+                    // A record of another version gets its own advice.
+                    let why = plan::unpack(&record.body).err();
+                    let why = why.unwrap_or_else(|| refusal.to_owned());
                     if change.trouble.as_ref() != Some(&why) {
                         error!(%why, "the store has a record that this site cannot read");
                     }

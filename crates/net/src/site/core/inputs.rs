@@ -9,7 +9,8 @@ use tracing::{debug, warn};
 use super::plans::Edit;
 use super::{Core, MAX_ASKS, Responder, Todo};
 use crate::api::{self, Answer, Call, Code, Hold};
-use crate::engine::Move;
+use crate::bounds;
+use crate::engine::{Move, Refused};
 use crate::fast::FastAnswer;
 use crate::link::{Event, Payload};
 use crate::session::Broken;
@@ -55,11 +56,13 @@ impl Core {
                 let engine = usize::from(engine);
                 if !self.admit(epoch) {
                     self.metrics.stale_messages += 1;
+                } else if let Err(why) = bounds::clock(clock, self.clock) {
+                    self.end_session(from, why);
                 } else if engine < self.engines.len() {
                     let input = Move::Deliver { from, clock, message };
                     self.todo.push_back(Todo::Move(engine, input));
                 } else {
-                    self.fault(from, "a protocol that is not in the table");
+                    self.end_session(from, "a message of a protocol that is not in the table");
                 }
             }
             Payload::Names { epoch, engine, clock, message } => {
@@ -75,7 +78,7 @@ impl Core {
             Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
             Payload::Ask { number, body } => match serde_json::from_slice(&body) {
                 Ok(call) => self.on_call(call, Responder::Peer(from, number)),
-                Err(_) => self.fault(from, "a question that makes no sense"),
+                Err(_) => self.end_session(from, "a question that cannot be decoded"),
             },
             Payload::Answer { number, body } => {
                 if let Some(reply) = self.asks.remove(&number) {
@@ -90,13 +93,13 @@ impl Core {
 
     pub(super) fn on_names(&mut self, from: SiteId, engine: usize, clock: Clock, message: &[u8]) {
         let Some(running) = self.engines.get_mut(engine) else {
-            return self.fault(from, "a protocol that is not in the table");
+            return self.end_session(from, "a message of a protocol that is not in the table");
         };
         let Ok(message) = postcard::from_bytes(message) else {
-            return self.fault(from, "malformed message");
+            return self.end_session(from, "a message about units that cannot be decoded");
         };
-        if !clock.is_plausible() {
-            return self.fault(from, "a clock that no honest site can have");
+        if let Err(why) = bounds::clock(clock, self.clock) {
+            return self.end_session(from, why);
         }
         if running.names.receive(from, message, &mut self.effects).is_none() {
             return self.fault(from, "units that do not exist or are somewhere else");
@@ -109,6 +112,26 @@ impl Core {
         self.metrics.peer_faults += 1;
         if self.faults.insert(from) {
             warn!(peer = from.0, what, "refused a message; said once per peer");
+        }
+    }
+
+    /// A message that cannot be understood ends its session: what its sender believes to have said
+    /// and what this site has heard differ from now on. The next epoch begins another session.
+    pub(super) fn end_session(&mut self, from: SiteId, what: &'static str) {
+        self.fault(from, what);
+        let why = Broken::Nonsense(what);
+        self.links.end(from, why);
+        self.on_peer_reset(from, why);
+        self.miss(from);
+    }
+
+    /// A protocol refused a message, and is as it was.
+    pub(super) fn refuse_message(&mut self, from: SiteId, refused: &Refused) {
+        match refused {
+            Refused::Malformed => {
+                self.end_session(from, "a message of a protocol that cannot be decoded");
+            }
+            Refused::Fault(fault) => self.fault(from, &fault.to_string()),
         }
     }
 

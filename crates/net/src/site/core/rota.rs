@@ -439,7 +439,7 @@ impl Core {
             let mut outcomes = Vec::new();
             if let Err(refused) = rota.engine.step(&mut self.clock, input, &mut outcomes) {
                 if let Some(from) = from {
-                    self.fault(from, &refused.to_string());
+                    self.refuse_message(from, &refused);
                 } else {
                     error!(%refused, "the rota refused its own site");
                 }
@@ -500,7 +500,7 @@ impl Core {
     pub(super) fn on_rota(&mut self, from: SiteId, since: u64, clock: Clock, message: &[u8]) {
         self.metrics.messages_received += 1;
         let Ok((word, [])) = postcard::take_from_bytes(message) else {
-            return self.fault(from, "a word about the rota that makes no sense");
+            return self.end_session(from, "a message of the rota that cannot be decoded");
         };
         let Some(rota) = self.rota.as_mut().filter(|it| it.since == since) else {
             self.metrics.stale_messages += 1;

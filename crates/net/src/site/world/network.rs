@@ -154,6 +154,11 @@ impl Links for Channels {
         network.reborn.insert(site);
     }
 
+    fn end(&self, peer: SiteId, _: Broken) {
+        // The world has no way to show a broken session; its sites send no nonsense.
+        panic!("site {} sent nonsense to site {}", peer.0, self.site);
+    }
+
     fn info(&self) -> Vec<LinkInfo> {
         Vec::new()
     }
