@@ -356,7 +356,6 @@ class Request:
         left = self._left() if self.view else self._wait
         if left is not None:
             body["wait"] = wire_duration(left)
-        self._sent = now()
         within = PATIENCE + (1.0 if left == 0 else 0.0)
         self._see(self._client._transport.call("POST", self._path, body, answer_within=within))
 
@@ -391,6 +390,7 @@ class Request:
                 f"{answer.address} is newer than this client: unknown state {state!r} of a request;"
                 " upgrade the kofm package"
             )
+        self._sent = answer.sent
         self.view = view
 
 

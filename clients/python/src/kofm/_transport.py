@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 import threading
+import time
 from typing import Any, Dict, List, NoReturn, Optional, Type
 from urllib.parse import quote
 
@@ -32,6 +33,10 @@ from ._values import Address, now
 
 #: Seconds for a connection, and for an answer that does not wait.
 PATIENCE = 5.0
+
+#: Seconds for which a call is repeated while sites answer that they do not know now. A site that
+#: died is left out of the cluster after its site lease, 5 s unless the configuration says otherwise.
+UNSURE = 15.0
 MAX_ANSWER = 256 << 20
 MAX_IDLE = 8
 
@@ -71,13 +76,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Answer:
-    """Status, body and headers of an answer, and the address it came from."""
+    """Status, body and headers of an answer, where it came from, and when its call was sent."""
 
-    def __init__(self, status: int, body: Any, headers: Any, address: Address) -> None:
+    def __init__(
+        self, status: int, body: Any, headers: Any, address: Address, sent: float
+    ) -> None:
         self.status = status
         self.body = body
         self.headers = headers
         self.address = address
+        self.sent = sent
 
 
 class Transport:
@@ -119,8 +127,10 @@ class Transport:
         answer_within: Optional[float] = PATIENCE,
         until: Optional[float] = None,
     ) -> Answer:
-        """Calls each address once, until one answers.
+        """Calls each address in turn, until one answers.
 
+        Where all fail and a site said that it does not know now (503), they are all called again
+        for up to `UNSURE` seconds: that ends when the cluster has left out a site that died.
         A call that is not ``repeatable`` goes to another site only if it was certainly not sent.
         ``answer_within`` None waits for the answer as long as the connection lives.
         ``until`` is a moment of `now` after which no further address is tried.
@@ -128,32 +138,41 @@ class Transport:
         if self._pid != os.getpid():
             # Connections of the parent process must not be shared.
             self._reset()
-        failures: List[Unreachable] = []
-        for _ in range(len(self.addresses)):
-            index = self.current
-            patience = answer_within
-            if until is not None:
-                left = max(0.05, until - now())
-                patience = left if patience is None else min(patience, left)
-            try:
-                answer = self._once(self.addresses[index], method, path, body, patience)
-                if answer.status == 503:
-                    text = f"{answer.address}: {_message(answer)}"
-                    raise _Away(Unreachable(text, _code(answer)), False)
-                if answer.status >= 400:
-                    refuse(answer, method, path, self._token is not None)
-                return answer
-            except _Away as away:
-                failures.append(away.error)
-                if self.current == index:
-                    self.current = (index + 1) % len(self.addresses)
-                if away.sent and not repeatable:
-                    raise Unreachable(
-                        f"{away.error}; the call was sent and may have had an effect: check before"
-                        " you repeat it"
-                    ) from away
-            if until is not None and now() >= until:
+        started, pause = now(), 0.1
+        while True:
+            failures: List[Unreachable] = []
+            unsure = False
+            for _ in range(len(self.addresses)):
+                index = self.current
+                patience = answer_within
+                if until is not None:
+                    left = max(0.05, until - now())
+                    patience = left if patience is None else min(patience, left)
+                try:
+                    answer = self._once(self.addresses[index], method, path, body, patience)
+                    if answer.status == 503:
+                        unsure = True
+                        text = f"{answer.address}: {_message(answer)}"
+                        raise _Away(Unreachable(text, _code(answer)), False)
+                    if answer.status >= 400:
+                        refuse(answer, method, path, self._token is not None)
+                    return answer
+                except _Away as away:
+                    failures.append(away.error)
+                    if self.current == index:
+                        self.current = (index + 1) % len(self.addresses)
+                    if away.sent and not repeatable:
+                        raise Unreachable(
+                            f"{away.error}; the call was sent and may have had an effect: check"
+                            " before you repeat it"
+                        ) from away
+                if until is not None and now() >= until:
+                    break
+            end = started + UNSURE if until is None else min(until, started + UNSURE)
+            if not unsure or now() + pause >= end:
                 break
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
         if len(failures) == 1:
             raise failures[0]
         kind = NotKofm if all(isinstance(it, NotKofm) for it in failures) else Unreachable
@@ -239,10 +258,12 @@ class Transport:
         patience: Optional[float],
     ) -> Answer:
         connection.sock.settimeout(patience)
+        sent = now()
         connection.request(method, path, body=data, headers=headers)
         response = connection.getresponse()
         raw = response.read(MAX_ANSWER)
-        answer = Answer(response.status, _decode(raw, response, address), response.headers, address)
+        content = _decode(raw, response, address)
+        answer = Answer(response.status, content, response.headers, address, sent)
         if connection.sock is not None:
             with self._lock:
                 idle = self._idle.setdefault(address, [])
