@@ -6,12 +6,14 @@
 
 mod caller;
 mod connection;
+mod lives;
 mod peer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -27,11 +29,13 @@ use tracing::{debug, warn};
 
 pub(crate) use self::caller::Caller;
 use self::connection::{Connection, LinkError};
+pub(crate) use self::lives::Lives;
+use self::lives::Twin;
 use self::peer::Link;
 pub(crate) use self::peer::LinkInfo;
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
-use crate::wire::{Call, Frame, Hello, MAX_BODY, Refuse, RefuseCode, VERSION};
+use crate::wire::{Call, Frame, Hello, MAX_BODY, Refuse, RefuseCode, VERSION, Who};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -41,9 +45,8 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
 /// Greetings in progress at once: whoever comes takes the place of who has been silent for longest.
 const GREETINGS: usize = 64;
-/// Connections for questions outside the sessions, and how long one may be silent.
+/// Connections for questions outside the sessions.
 const CALLERS: usize = 1024;
-const CALL_SILENCE: Duration = Duration::from_mins(1);
 /// What a writer takes out of the session at once.
 const BATCH: usize = 256 << 10;
 
@@ -62,6 +65,8 @@ pub(crate) enum Payload {
     Change { message: Vec<u8> },
     /// The rota that began with this epoch speaks.
     Rota { since: u64, clock: Clock, message: Vec<u8> },
+    /// Another process says that it is the receiver, and was refused.
+    Twin { address: String },
 }
 
 /// What links tell the site.
@@ -84,7 +89,7 @@ pub(crate) struct Identity {
     pub cluster: String,
     pub name: String,
     pub me: SiteId,
-    pub incarnation: u64,
+    pub lives: Arc<Lives>,
     pub table: u64,
     /// A connection without a frame for this long is dead, whatever TCP says; a fifth of it is the
     /// longest that a site is silent.
@@ -93,8 +98,12 @@ pub(crate) struct Identity {
 
 /// Who answers questions that come outside the sessions.
 pub(crate) trait Answers: Send + Sync + std::fmt::Debug {
-    /// The answer, when it is there.
-    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>>;
+    /// The answer to a question of the site `from`, when it is there.
+    fn answer<'a>(
+        &'a self,
+        from: &'a str,
+        question: Bytes,
+    ) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + 'a>>;
 }
 
 /// The core's side of the links: reliable, ordered channels to other sites. [`Mesh`] carries the
@@ -105,7 +114,7 @@ pub(crate) trait Links: Send {
     /// Whether a connection to `peer` stands.
     fn is_up(&self, peer: SiteId) -> bool;
     /// Makes a link to a site, unless there is one.
-    fn reach(&self, peer: SiteId, address: String);
+    fn reach(&self, peer: SiteId, name: String, address: String);
     /// Starts empty sessions with all peers, as a new incarnation.
     fn reborn(&self, incarnation: u64);
     /// Ends the session with a peer that sent nonsense; the next epoch begins another.
@@ -123,8 +132,8 @@ impl Links for Arc<Mesh> {
         Mesh::is_up(self, peer)
     }
 
-    fn reach(&self, peer: SiteId, address: String) {
-        Mesh::reach(self, peer, address);
+    fn reach(&self, peer: SiteId, name: String, address: String) {
+        Mesh::reach(self, peer, name, address);
     }
 
     fn reborn(&self, incarnation: u64) {
@@ -147,8 +156,6 @@ impl Links for Arc<Mesh> {
 #[derive(Debug)]
 pub(crate) struct Mesh {
     identity: Identity,
-    /// The life that this site is in; a site that was given up starts another.
-    incarnation: AtomicU64,
     answers: Option<Arc<dyn Answers>>,
     callers: Arc<Semaphore>,
     links: RwLock<BTreeMap<SiteId, Arc<Link>>>,
@@ -163,16 +170,15 @@ pub(crate) struct Mesh {
     reason = "in a greeting, any frame but the expected one is refused, those to come too"
 )]
 impl Mesh {
-    /// Starts listening and dialling. `peers` are all other sites and their addresses.
+    /// Starts listening and dialling. `peers` are all other sites, their names and addresses.
     pub(crate) fn start(
         identity: Identity,
-        peers: BTreeMap<SiteId, String>,
+        peers: BTreeMap<SiteId, (String, String)>,
         listener: Option<TcpListener>,
         answers: Option<Arc<dyn Answers>>,
     ) -> (Arc<Self>, mpsc::Receiver<Event>) {
         let (events, receiver) = mpsc::channel(256);
         let mesh = Arc::new(Self {
-            incarnation: AtomicU64::new(identity.incarnation),
             identity,
             answers,
             callers: Arc::new(Semaphore::new(CALLERS)),
@@ -181,8 +187,8 @@ impl Mesh {
             stop: watch::Sender::new(false),
             standing: watch::Sender::new(0),
         });
-        for (peer, address) in peers {
-            mesh.reach(peer, address);
+        for (peer, (name, address)) in peers {
+            mesh.reach(peer, name, address);
         }
         if let Some(listener) = listener {
             tokio::spawn(Arc::clone(&mesh).listen(listener));
@@ -191,12 +197,12 @@ impl Mesh {
     }
 
     /// Makes a link to a site, unless there is one.
-    pub(crate) fn reach(self: &Arc<Self>, peer: SiteId, address: String) {
+    pub(crate) fn reach(self: &Arc<Self>, peer: SiteId, name: String, address: String) {
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
         if links.contains_key(&peer) || peer == self.identity.me {
             return;
         }
-        links.insert(peer, Arc::new(Link::new(peer, address)));
+        links.insert(peer, Arc::new(Link::new(peer, name, address)));
         if self.identity.me < peer {
             tokio::spawn(Arc::clone(self).dial(peer));
         }
@@ -212,7 +218,7 @@ impl Mesh {
 
     /// This site goes on as somebody else: with every peer it starts from nothing.
     pub(crate) fn reborn(&self, incarnation: u64) {
-        self.incarnation.store(incarnation, Ordering::SeqCst);
+        self.identity.lives.set_incarnation(incarnation);
         for link in self.all_links() {
             let peer = link.lock().session.peer();
             link.restart(peer);
@@ -221,7 +227,7 @@ impl Mesh {
     }
 
     fn incarnation(&self) -> u64 {
-        self.incarnation.load(Ordering::SeqCst)
+        self.identity.lives.incarnation()
     }
 
     /// Queues a message for `to`. Never waits. Where it cannot be kept, the session is over and
@@ -254,7 +260,16 @@ impl Mesh {
 
     /// All links, for people.
     pub(crate) fn info(&self) -> Vec<LinkInfo> {
-        self.all_links().iter().map(|link| link.info()).collect()
+        let twin = |mut info: LinkInfo| {
+            info.trouble = self.identity.lives.twin_of(&info.name).or(info.trouble);
+            info
+        };
+        self.all_links().iter().map(|link| twin(link.info())).collect()
+    }
+
+    /// Another process that has this one's name, for people.
+    pub(crate) fn rival(&self) -> Option<String> {
+        self.identity.lives.rival()
     }
 
     /// Ends all tasks, after a goodbye to the peers.
@@ -302,12 +317,14 @@ impl Mesh {
             let mesh = Arc::clone(&self);
             tokio::spawn(async move {
                 let greeted = tokio::select! {
-                    greeted = timeout(GREETING, mesh.accept(stream)) => greeted,
+                    greeted = timeout(GREETING, mesh.accept(stream, from)) => greeted,
                     _ = evicted => return debug!(%from, "too many greetings at once"),
                 };
                 match greeted {
                     Ok(Ok(Greeted::Peer(peer, connection))) => mesh.run(peer, connection).await,
-                    Ok(Ok(Greeted::Caller(connection))) => mesh.serve_caller(connection).await,
+                    Ok(Ok(Greeted::Caller(who, connection))) => {
+                        mesh.serve_caller(&who, connection).await;
+                    }
                     Ok(Err(error)) => warn!(%from, %error, "greeting"),
                     Err(_) => warn!(%from, "no greeting in time"),
                 }
@@ -328,7 +345,15 @@ impl Mesh {
                     backoff = BACKOFF_MIN;
                     self.run(peer, connection).await;
                 }
-                Err(error) => link.note(&error.to_string()),
+                Err(error) => {
+                    if let LinkError::Twin(text) = &error {
+                        self.identity.lives.refused(text);
+                    }
+                    link.note(&error.to_string());
+                }
+            }
+            while self.identity.lives.quiet().is_some() && !*self.stop.borrow() {
+                sleep(BACKOFF_MAX).await;
             }
             if *self.stop.borrow() {
                 return;
@@ -344,6 +369,7 @@ impl Mesh {
     /// The greeting, as the one who dials.
     async fn connect(&self, link: &Link) -> Result<Connection, LinkError> {
         let stream = TcpStream::connect(&link.address).await?;
+        let from = stream.peer_addr()?;
         let mut connection = Connection::new(stream)?;
         // Taken before the Hello: if this site begins another incarnation before the answer comes,
         // the answer belongs to the old incarnation and must not bind the new sessions.
@@ -351,11 +377,15 @@ impl Mesh {
         connection.send(&Frame::Hello(self.hello(link))).await?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
-            Frame::Refuse(refuse) => return Err(LinkError::Refused(refuse.text)),
+            Frame::Refuse(refuse) => return Err(refuse.into()),
             frame => return Err(LinkError::unexpected(&frame)),
         };
-        if hello.from != link.peer {
-            return Err(LinkError::WrongPeer(hello.from));
+        if hello.from != link.peer || hello.who.name != link.name {
+            return Err(LinkError::WrongPeer(hello.who.name));
+        }
+        if let Err(refuse) = self.meet(&hello.who, from, &mut connection) {
+            connection.send(&Frame::Refuse(refuse.clone())).await?;
+            return Err(LinkError::Refuses(refuse.text));
         }
         match self.check(link, &hello) {
             // The session was restarted for a newer incarnation of the peer. This connection goes
@@ -371,25 +401,59 @@ impl Mesh {
         connection.send(&Frame::Welcome).await?;
         match connection.greeting().await? {
             Frame::Welcome => Ok(connection),
-            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
+            Frame::Refuse(refuse) => Err(refuse.into()),
             frame => Err(LinkError::unexpected(&frame)),
         }
     }
 
+    /// Whether to go on with this process: another one may have its name.
+    fn meet(&self, who: &Who, from: SocketAddr, connection: &mut Connection) -> Result<(), Refuse> {
+        if let Some(text) = self.identity.lives.quiet() {
+            return Err(Refuse { code: RefuseCode::Busy, text: format!("it keeps quiet: {text}") });
+        }
+        match self.identity.lives.meet(who, from) {
+            Ok(open) => {
+                connection.open = Some(open);
+                Ok(())
+            }
+            Err(Twin { refuse, news }) => {
+                if let Some(address) = news {
+                    let site = &who.name;
+                    warn!(%site, %address, "refused another process that says it is this site");
+                    let link = self.all_links().into_iter().find(|it| it.name == who.name);
+                    if let Some(link) = link {
+                        self.send(link.peer, &Payload::Twin { address }).ok();
+                    }
+                }
+                Err(refuse)
+            }
+        }
+    }
+
     /// The greeting, as the one who is dialled.
-    async fn accept(&self, stream: TcpStream) -> Result<Greeted, LinkError> {
+    async fn accept(&self, stream: TcpStream, from: SocketAddr) -> Result<Greeted, LinkError> {
         let mut connection = Connection::new(stream)?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
-            Frame::Call(call) => return self.accept_caller(connection, &call).await,
+            Frame::Call(call) => return self.accept_caller(connection, &call, from).await,
             frame => return Err(LinkError::unexpected(&frame)),
         };
         let Some(link) = self.link(hello.from).filter(|link| link.peer < self.identity.me) else {
             let text = format!("site {} does not dial this one", hello.from.0);
             let refuse = Refuse { code: RefuseCode::Address, text };
             connection.send(&Frame::Refuse(refuse)).await?;
-            return Err(LinkError::WrongPeer(hello.from));
+            return Err(LinkError::WrongPeer(hello.who.name));
         };
+        if hello.who.name != link.name {
+            let text = format!("site {} is {}, not {}", link.peer.0, link.name, hello.who.name);
+            let refuse = Refuse { code: RefuseCode::Address, text };
+            connection.send(&Frame::Refuse(refuse)).await?;
+            return Err(LinkError::WrongPeer(hello.who.name));
+        }
+        if let Err(refuse) = self.meet(&hello.who, from, &mut connection) {
+            connection.send(&Frame::Refuse(refuse.clone())).await?;
+            return Err(LinkError::Refuses(refuse.text));
+        }
         if let Err(refuse) = self.check(&link, &hello) {
             connection.send(&Frame::Refuse(refuse.clone())).await?;
             link.note(&refuse.text);
@@ -402,7 +466,10 @@ impl Mesh {
             Frame::Welcome => {}
             Frame::Refuse(refuse) => {
                 link.note(&format!("refused by the peer: {}", refuse.text));
-                return Err(LinkError::Refused(refuse.text));
+                if refuse.code == RefuseCode::Twin {
+                    self.identity.lives.refused(&refuse.text);
+                }
+                return Err(refuse.into());
             }
             frame => return Err(LinkError::unexpected(&frame)),
         }
@@ -415,11 +482,16 @@ impl Mesh {
         &self,
         mut connection: Connection,
         call: &Call,
+        from: SocketAddr,
     ) -> Result<Greeted, LinkError> {
         let meant = call.cluster == self.identity.cluster && call.to == self.identity.name;
         if meant && self.answers.is_some() {
+            if let Err(refuse) = self.meet(&call.who, from, &mut connection) {
+                connection.send(&Frame::Refuse(refuse.clone())).await?;
+                return Err(LinkError::Refuses(refuse.text));
+            }
             connection.send(&Frame::Welcome).await?;
-            return Ok(Greeted::Caller(connection));
+            return Ok(Greeted::Caller(call.who.name.clone(), connection));
         }
         let text = format!("this is {} of cluster {}", self.identity.name, self.identity.cluster);
         let refuse = Refuse { code: RefuseCode::Address, text };
@@ -428,16 +500,18 @@ impl Mesh {
     }
 
     /// Answers questions, one after the other, until the caller goes away.
-    async fn serve_caller(&self, mut connection: Connection) {
+    async fn serve_caller(&self, who: &str, mut connection: Connection) {
         let Some(answers) = &self.answers else { return };
         let Ok(_slot) = self.callers.try_acquire() else { return };
+        // A caller beats five times in a site lease.
+        let silence = self.identity.silence * 2;
         loop {
             let note = tokio::select! {
-                note = timeout(CALL_SILENCE, connection.note()) => note,
+                note = timeout(silence, connection.note()) => note,
                 () = self.stopped() => return,
             };
             let Ok(Ok(question)) = note else { return };
-            let answer = Frame::Note(Bytes::from(answers.answer(question).await));
+            let answer = Frame::Note(Bytes::from(answers.answer(who, question).await));
             if connection.send(&answer).await.is_err() {
                 return;
             }
@@ -452,7 +526,7 @@ impl Mesh {
             cluster: self.identity.cluster.clone(),
             from: self.identity.me,
             to: link.peer,
-            incarnation: greeting.incarnation,
+            who: Who { incarnation: greeting.incarnation, ..self.identity.lives.who() },
             known: greeting.known,
             received: greeting.received,
             table: self.identity.table,
@@ -484,14 +558,14 @@ impl Mesh {
             Visitor::Peer => {}
             Visitor::Past(why) => return refuse(RefuseCode::Reset, why.to_string()),
             Visitor::Newer(why) => {
-                restarted = Some(link.restart(Some(hello.incarnation)));
+                restarted = Some(link.restart(Some(hello.who.incarnation)));
                 self.tell_reset(link, why);
             }
         }
         let (broken, fits) = {
             let state = link.lock();
             let expects = state.session.expected(self.incarnation(), &greeting(hello));
-            (state.broken, state.session.fits(hello.incarnation, expects))
+            (state.broken, state.session.fits(hello.who.incarnation, expects))
         };
         if let Some(why) = broken {
             let text = format!("site {} does not go on with this peer: {why}", self.identity.me.0);
@@ -515,7 +589,7 @@ impl Mesh {
         let mut state = link.lock_for(connection.number)?;
         let expects = state.session.expected(self.incarnation(), &greeting(hello));
         connection.number = link.next_connection();
-        let resumed = state.session.resume(hello.incarnation, expects);
+        let resumed = state.session.resume(hello.who.incarnation, expects);
         drop(state);
         resumed.inspect_err(|&why| self.reset(link, why))?;
         Ok(())
@@ -552,7 +626,7 @@ impl Mesh {
         if self.events.send(Event::Up(peer)).await.is_err() {
             return;
         }
-        let Connection { reader, writer, buffer, .. } = connection;
+        let Connection { reader, writer, buffer, open: _open, .. } = connection;
         let ended = tokio::select! {
             ended = self.read(link, number, reader, buffer) => ended,
             ended = self.write(link, number, writer) => ended,
@@ -610,6 +684,7 @@ impl Mesh {
                 break;
             }
         }
+        list.retain(|payload| !self.is_about_a_twin(payload));
         if !list.is_empty() {
             link.received.fetch_add(list.len() as u64, Ordering::Relaxed);
             permit.send(Event::Messages { from: link.peer, list });
@@ -620,6 +695,17 @@ impl Mesh {
             link.wake.notify_one();
         }
         result
+    }
+
+    /// Takes note where a peer says that it has refused a process of this site's name.
+    fn is_about_a_twin(&self, payload: &Payload) -> bool {
+        let Payload::Twin { address } = payload else { return false };
+        let address: String = address.chars().filter(|it| !it.is_control()).take(64).collect();
+        let news = self.identity.lives.rivalled(address.clone());
+        if news {
+            warn!(%address, "another process says it is this site, and was refused");
+        }
+        true
     }
 
     async fn write(
@@ -671,7 +757,7 @@ impl Mesh {
 }
 
 const fn greeting(hello: &Hello) -> Greeting {
-    Greeting { incarnation: hello.incarnation, known: hello.known, received: hello.received }
+    Greeting { incarnation: hello.who.incarnation, known: hello.known, received: hello.received }
 }
 
 const UNREADABLE: Broken = Broken::Nonsense("a message that cannot be decoded");
@@ -705,7 +791,7 @@ fn accept_frame(
 /// Who has come.
 enum Greeted {
     Peer(SiteId, Connection),
-    Caller(Connection),
+    Caller(String, Connection),
 }
 
 #[cfg(test)]
@@ -718,7 +804,7 @@ mod tests {
             cluster: "c".into(),
             name: "a".into(),
             me: SiteId(0),
-            incarnation,
+            lives: Lives::new("a", incarnation, 0, Duration::from_secs(5)),
             table: 0,
             silence: Duration::from_secs(5),
         }
@@ -733,7 +819,7 @@ mod tests {
             cluster: "c".into(),
             from: SiteId(1),
             to: SiteId(0),
-            incarnation: 1,
+            who: Who { name: "b".into(), incarnation: 1, life: 7, port: 0 },
             known,
             received: 3,
             table: 0,
@@ -752,10 +838,11 @@ mod tests {
     #[tokio::test]
     async fn an_answer_to_an_earlier_incarnation_does_not_bind_a_later_one() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peers = BTreeMap::from([(SiteId(1), listener.local_addr().unwrap().to_string())]);
+        let address = listener.local_addr().unwrap().to_string();
+        let peers = BTreeMap::from([(SiteId(1), ("b".into(), address))]);
         let (mesh, _events) = Mesh::start(identity(3), peers, None, None);
         let (mut late, hello) = next_hello(&listener).await;
-        assert_eq!(hello.incarnation, 3);
+        assert_eq!(hello.who.incarnation, 3);
         mesh.reborn(4);
         late.send(&answer(3)).await.unwrap();
         // Where the site still takes the answer, the peer goes on with the session it knows.
@@ -766,13 +853,14 @@ mod tests {
         }
         assert_eq!(mesh.info()[0].broken, None);
         let (_connection, hello) = next_hello(&listener).await;
-        assert_eq!(hello.incarnation, 4);
+        assert_eq!(hello.who.incarnation, 4);
     }
 
     #[tokio::test]
     async fn a_newer_incarnation_of_the_peer_is_bound_by_its_first_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peers = BTreeMap::from([(SiteId(1), listener.local_addr().unwrap().to_string())]);
+        let address = listener.local_addr().unwrap().to_string();
+        let peers = BTreeMap::from([(SiteId(1), ("b".into(), address))]);
         let (mesh, _events) = Mesh::start(identity(3), peers, None, None);
         mesh.link(SiteId(1)).unwrap().lock().session = Session::with(Some(0));
         let (mut connection, _) = next_hello(&listener).await;
@@ -791,7 +879,8 @@ mod tests {
         for _ in 0..GREETINGS * 2 {
             silent.push(TcpStream::connect(&address).await.unwrap());
         }
-        let caller = Caller::new("c", "a", &address);
+        let lives = Lives::new("b", 1, 0, Duration::from_secs(5));
+        let caller = Caller::new("c", "a", &address, lives);
         caller.ask(b"anything".to_vec()).await.unwrap();
         // The first has made way.
         assert_eq!(silent[0].read(&mut [0]).await.unwrap(), 0);

@@ -23,6 +23,11 @@ pub(crate) fn between(min: Duration, max: Duration) -> Duration {
     SHARED.with_borrow_mut(|random| random.between(min, max))
 }
 
+/// A random number.
+pub(crate) fn number() -> u64 {
+    SHARED.with_borrow_mut(Random::number)
+}
+
 /// A random id, see [`Random::id`].
 pub(crate) fn id<const N: usize>(kind: char, site: SiteId) -> String {
     SHARED.with_borrow_mut(|random| random.id::<N>(kind, site))

@@ -317,7 +317,7 @@ impl Site {
             member: member(config.me()),
             lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, left)),
             quarantine_ms: quarantine(config.me()),
-            trouble: view.trouble.clone(),
+            trouble: view.trouble.clone().or_else(|| self.0.mesh.rival()),
             unacknowledged: 0,
         }];
         // A site that was taken out has no name any more.

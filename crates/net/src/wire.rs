@@ -8,7 +8,7 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The version that this code speaks.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.
@@ -56,6 +56,21 @@ pub struct Call {
     pub cluster: String,
     /// The name of the site that is meant.
     pub to: String,
+    /// The sender.
+    pub who: Who,
+}
+
+/// The process that greets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Who {
+    /// The name of its site.
+    pub name: String,
+    /// The incarnation of the site.
+    pub incarnation: u64,
+    /// A random number of this process: two that have one name and incarnation differ in it.
+    pub life: u64,
+    /// The port where it listens for other sites; 0 where it does not.
+    pub port: u16,
 }
 
 /// The first frame in each direction.
@@ -71,8 +86,8 @@ pub struct Hello {
     pub from: SiteId,
     /// Whom it means to talk to.
     pub to: SiteId,
-    /// The sender's incarnation.
-    pub incarnation: u64,
+    /// The sender's process.
+    pub who: Who,
     /// The receiver's incarnation as the sender knows it; 0 where they never talked.
     pub known: u64,
     /// The number of the next message that the sender expects.
@@ -101,8 +116,10 @@ pub enum RefuseCode {
     Table,
     /// An incarnation that is not the one of the session.
     Reset,
-    /// Too many connections.
+    /// Too many connections, or an earlier process of this site is still connected.
     Busy,
+    /// Another process has this name.
+    Twin,
 }
 
 /// Bytes that are no frame. The connection cannot go on: what follows has no meaning.
@@ -258,14 +275,18 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
+    fn who() -> Who {
+        Who { name: "a".into(), incarnation: 300, life: 9, port: 7700 }
+    }
+
     fn samples() -> Vec<(&'static str, Frame)> {
         let hello = Hello {
-            oldest: 4,
-            newest: 4,
+            oldest: 5,
+            newest: 5,
             cluster: "lab".into(),
             from: SiteId(0),
             to: SiteId(2),
-            incarnation: 300,
+            who: who(),
             known: 0,
             received: 5,
             table: 0x0102_0304_0506_0708,
@@ -273,23 +294,22 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d0401000015000000a09dd7870404036c61620002ac02000588\
-                 8e98a8c0e0808101",
+                "6b6f666d050100001a0000007b272b320505036c616200020161ac0209943c0005888e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
-            ("6b6f666d040200000000000080613983", Frame::Welcome),
-            ("6b6f666d04030000040000004a07bb8d03026e6f", Frame::Refuse(refuse)),
+            ("6b6f666d05020000000000001e61934f", Frame::Welcome),
+            ("6b6f666d0503000004000000254b1e1603026e6f", Frame::Refuse(refuse)),
             (
-                "6b6f666d04040000050000009e1a11ad0780016869",
+                "6b6f666d05040000050000001bc387700780016869",
                 Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
             ),
-            ("6b6f666d0405000001000000c1cd407109", Frame::Ack { ack: 9 }),
-            ("6b6f666d040600000000000093457677", Frame::Bye),
+            ("6b6f666d050500000100000082d93b6609", Frame::Ack { ack: 9 }),
+            ("6b6f666d05060000000000000d45dcbb", Frame::Bye),
             (
-                "6b6f666d0407000006000000df6c79dd036c61620162",
-                Frame::Call(Call { cluster: "lab".into(), to: "b".into() }),
+                "6b6f666d050700000d000000cc72effa036c616201620161ac0209943c",
+                Frame::Call(Call { cluster: "lab".into(), to: "b".into(), who: who() }),
             ),
-            ("6b6f666d0408000002000000854b43016869", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0508000002000000bb2081ee6869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 
@@ -331,7 +351,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x04\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x05\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);
@@ -367,7 +387,7 @@ mod tests {
                 // A right header in front, so that bodies are reached.
                 let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
-                buffer.put_slice(b"kofm\x03");
+                buffer.put_slice(b"kofm\x05");
                 buffer.put_slice(&[kind, 0, 0]);
                 buffer.put_u32_le(u32::try_from(body.len()).unwrap());
                 let sum = checksum(&buffer[..12], &body);

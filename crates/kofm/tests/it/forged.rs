@@ -7,9 +7,13 @@ use std::net::TcpStream;
 use bytes::BytesMut;
 use kofm_core::SiteId;
 use kofm_net::config::Config;
-use kofm_net::wire::{Call, Frame, Hello, MAX_BODY, VERSION};
+use kofm_net::wire::{Call, Frame, Hello, MAX_BODY, VERSION, Who};
 
 use crate::harness::{Cluster, LONG};
+
+fn who(name: &str, incarnation: u64) -> Who {
+    Who { name: name.into(), incarnation, life: 7, port: 1 }
+}
 
 /// One connection to a peer port.
 struct Stranger(TcpStream, BytesMut);
@@ -23,7 +27,11 @@ impl Stranger {
 
     fn call(port: u16, to: &str) -> Self {
         let mut stranger = Self::new(port);
-        stranger.send(&Frame::Call(Call { cluster: "test".into(), to: to.into() }));
+        stranger.send(&Frame::Call(Call {
+            cluster: "test".into(),
+            to: to.into(),
+            who: who("stranger", 1),
+        }));
         assert_eq!(stranger.next(), Frame::Welcome);
         stranger
     }
@@ -110,7 +118,7 @@ fn a_message_that_cannot_be_decoded_ends_its_session_with_a_reason() {
         cluster: "test".into(),
         from: SiteId(0),
         to: SiteId(1),
-        incarnation: 9,
+        who: who("s0", 9),
         known: 0,
         received: 0,
         table: config.table(),

@@ -23,4 +23,5 @@ mod scenarios;
 mod semaphores;
 mod systemd;
 mod tree;
+mod twins;
 mod usage;

@@ -1,18 +1,22 @@
 //! Questions outside the sessions: whoever must agree on who is dead cannot wait for the dead.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
 use super::connection::{Connection, LinkError};
+use super::lives::Lives;
 use crate::wire::{Call, Frame};
 
 /// Asks one site, outside any session. One question at a time; the connection is kept.
 #[derive(Debug)]
 pub(crate) struct Caller {
     address: String,
-    call: Call,
+    cluster: String,
+    to: String,
+    lives: Arc<Lives>,
     connection: tokio::sync::Mutex<Option<Connection>>,
 }
 
@@ -22,9 +26,14 @@ pub(crate) struct Caller {
 )]
 impl Caller {
     /// Asks the site `to` at `address`.
-    pub(crate) fn new(cluster: &str, to: &str, address: &str) -> Self {
-        let call = Call { cluster: cluster.to_owned(), to: to.to_owned() };
-        Self { address: address.to_owned(), call, connection: tokio::sync::Mutex::default() }
+    pub(crate) fn new(cluster: &str, to: &str, address: &str, lives: Arc<Lives>) -> Self {
+        Self {
+            address: address.to_owned(),
+            cluster: cluster.to_owned(),
+            to: to.to_owned(),
+            lives,
+            connection: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
@@ -49,10 +58,18 @@ impl Caller {
 
     async fn connect(&self) -> Result<Connection, LinkError> {
         let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
-        connection.send(&Frame::Call(self.call.clone())).await?;
+        let (cluster, to) = (self.cluster.clone(), self.to.clone());
+        let call = Call { cluster, to, who: self.lives.who() };
+        connection.send(&Frame::Call(call)).await?;
         match connection.greeting().await? {
             Frame::Welcome => Ok(connection),
-            Frame::Refuse(refuse) => Err(LinkError::Refused(refuse.text)),
+            Frame::Refuse(refuse) => {
+                let error = LinkError::from(refuse);
+                if let LinkError::Twin(text) = &error {
+                    self.lives.refused(text);
+                }
+                Err(error)
+            }
             frame => Err(LinkError::unexpected(&frame)),
         }
     }

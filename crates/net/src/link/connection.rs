@@ -3,13 +3,13 @@
 use std::io;
 
 use bytes::{Bytes, BytesMut};
-use kofm_core::SiteId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::lives::Open;
 use crate::session::Broken;
-use crate::wire::{Frame, MAX_BODY, MAX_GREETING, WireError};
+use crate::wire::{Frame, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, WireError};
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -18,6 +18,8 @@ pub(super) struct Connection {
     pub(super) buffer: BytesMut,
     /// Its place among the connections of its link.
     pub(super) number: u64,
+    /// Its process counts as connected while this is kept.
+    pub(super) open: Option<Open>,
 }
 
 #[expect(
@@ -28,7 +30,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0 })
+        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0, open: None })
     }
 
     pub(super) async fn send(&mut self, frame: &Frame) -> io::Result<()> {
@@ -74,9 +76,11 @@ pub(super) enum LinkError {
     #[error("refused by the peer: {0}")]
     Refused(String),
     #[error("{0}")]
+    Twin(String),
+    #[error("{0}")]
     Refuses(String),
-    #[error("site {} answers there", .0.0)]
-    WrongPeer(SiteId),
+    #[error("site {0} answers there")]
+    WrongPeer(String),
     #[error("{0} out of place")]
     Unexpected(&'static str),
     #[error("no sign of life")]
@@ -89,6 +93,13 @@ pub(super) enum LinkError {
     Replaced,
     #[error("this site stops")]
     Stopped,
+}
+
+impl From<Refuse> for LinkError {
+    fn from(refuse: Refuse) -> Self {
+        let Refuse { code, text } = refuse;
+        if code == RefuseCode::Twin { Self::Twin(text) } else { Self::Refused(text) }
+    }
 }
 
 impl LinkError {

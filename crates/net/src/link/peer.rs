@@ -17,6 +17,7 @@ use crate::wire::Frame;
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: SiteId,
+    pub(super) name: String,
     pub(super) address: String,
     pub(super) state: Mutex<State>,
     /// Something is there to send.
@@ -43,6 +44,7 @@ pub(super) struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct LinkInfo {
     pub peer: SiteId,
+    pub name: String,
     pub address: String,
     pub up: bool,
     pub incarnation: Option<u64>,
@@ -55,10 +57,11 @@ pub(crate) struct LinkInfo {
 }
 
 impl Link {
-    pub(super) fn new(peer: SiteId, address: String) -> Self {
+    pub(super) fn new(peer: SiteId, name: String, address: String) -> Self {
         let state = State { session: Session::default(), up: None, broken: None, trouble: None };
         Self {
             peer,
+            name,
             address,
             state: Mutex::new(state),
             wake: Notify::new(),
@@ -160,6 +163,7 @@ impl Link {
         let state = self.lock();
         LinkInfo {
             peer: self.peer,
+            name: self.name.clone(),
             address: self.address.clone(),
             up: state.up == Some(*self.newest.borrow()),
             incarnation: state.session.peer(),

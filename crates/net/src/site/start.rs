@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
+use kofm_core::SiteId;
 use tokio::net::TcpListener;
 use tokio::sync::{broadcast, mpsc, watch};
 
@@ -18,7 +19,7 @@ use crate::boottime::{Alarm, Moment, Now};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
 use crate::incarnation::{IdentityError, StateDir};
-use crate::link::{Answers, Caller, Identity, Mesh};
+use crate::link::{Answers, Caller, Identity, Lives, Mesh};
 use crate::plan::{self, Plan};
 use crate::random;
 use crate::store::etcd::Etcd;
@@ -125,11 +126,13 @@ impl Site {
         config.check_sum(units).map_err(StartError::Config)?;
         let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
         let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
+        let port = listener.as_ref().and_then(|it| it.local_addr().ok()).map_or(0, |it| it.port());
+        let lives = Lives::new(&config.site, incarnation, port, config.site_lease);
         let identity = Identity {
             cluster: config.cluster.clone(),
             name: config.site.clone(),
             me: config.me(),
-            incarnation,
+            lives: Arc::clone(&lives),
             table: config.table(),
             silence: config.site_lease,
         };
@@ -137,10 +140,14 @@ impl Site {
         let sole = together.is_some() || alone;
         let dir = config.state_dir.as_deref();
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
-        let numbered =
-            peers.clone().filter_map(|(name, it)| Some((config.number_of(name)?, it.clone())));
+        let numbered = peers
+            .clone()
+            .filter_map(|(name, it)| Some((config.number_of(name)?, (name.clone(), it.clone()))));
         let others = peers.clone().filter(|_| together.is_none());
-        let others = others.map(|(name, it)| Caller::new(&config.cluster, name, it)).collect();
+        let caller = |(name, it): (&String, &String)| {
+            Caller::new(&config.cluster, name, it, Arc::clone(&lives))
+        };
+        let others = others.map(caller).collect();
         let ballots = if let Some(ballots) = together {
             ballots
         } else {
@@ -157,12 +164,14 @@ impl Site {
         // Well below the lease: a voter that does not answer must not cost it.
         let patience = config.site_lease / 4;
         let store: Arc<dyn Store> = if config.etcd.is_empty() {
-            Arc::new(Voters::new(ballots, others, config.me().0, incarnation, patience))
+            let voters = Voters::new(ballots, others, config.me().0, incarnation, patience);
+            Arc::new(voters.unless_twin(Arc::clone(&lives)))
         } else {
             let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
             Arc::new(etcd.map_err(StartError::Config)?)
         };
         let change = keep(&config, incarnation, store, news, view.clone(), state.clone());
+        tokio::spawn(watch_membership(config.me(), view.subscribe(), lives));
         let events = broadcast::Sender::new(EVENTS);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
@@ -199,6 +208,20 @@ impl Site {
             _state: state,
         });
         Ok(Self(inner))
+    }
+}
+
+/// Tells whether this process is in the epoch, as long as the site lives.
+async fn watch_membership(me: SiteId, mut view: watch::Receiver<View>, lives: Arc<Lives>) {
+    loop {
+        let member = {
+            let view = view.borrow_and_update();
+            view.incarnation > 0 && view.members.get(&me) == Some(&view.incarnation)
+        };
+        lives.set_member(member);
+        if view.changed().await.is_err() {
+            return;
+        }
     }
 }
 

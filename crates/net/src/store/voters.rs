@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use crate::bounds::{self, Refusal};
-use crate::link::{Answers, Caller};
+use crate::link::{Answers, Caller, Lives};
 use crate::plan;
 use crate::random;
 use crate::store::register::{Ballot, Durable, Next, Proposal, Question, Register, Reply};
@@ -109,11 +109,14 @@ impl Ballots {
 
     /// Whether a peer's question has possible numbers, and a record that can be decoded. Nothing
     /// else reaches the register and the disk.
-    async fn check(&self, question: &Question) -> Result<(), Refusal> {
+    async fn check(&self, from: &str, question: &Question) -> Result<(), Refusal> {
         let register = self.register.lock().await;
         let Durable { known, .. } = &register.durable;
         let promised = register.durable.round();
         match question {
+            Question::Beat { pulse, .. } if pulse.site != from => {
+                Err("a heartbeat of another site than its sender")
+            }
             Question::Beat { epoch, pulse } => {
                 bounds::epoch(*epoch, known.epoch)?;
                 let mut lives = self.lives.lock().await;
@@ -144,13 +147,17 @@ impl Ballots {
 }
 
 impl Answers for Ballots {
-    fn answer(&self, question: Bytes) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + '_>> {
+    fn answer<'a>(
+        &'a self,
+        from: &'a str,
+        question: Bytes,
+    ) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + 'a>> {
         Box::pin(async move {
             let reply = match postcard::from_bytes(&question) {
-                Ok(question) => match self.check(&question).await {
+                Ok(question) => match self.check(from, &question).await {
                     Ok(()) => self.decide(question).await,
                     Err(why) => {
-                        warn!(why, "refused a question of a peer");
+                        warn!(from, why, "refused a question of a peer");
                         Reply::Failed
                     }
                 },
@@ -210,7 +217,7 @@ fn check_reply(reply: &Reply, known: u64) -> Result<(), Refusal> {
 #[derive(Debug)]
 enum Voter {
     Me(Arc<Ballots>),
-    Peer(Caller),
+    Peer(Box<Caller>),
 }
 
 impl Voter {
@@ -239,6 +246,8 @@ pub(crate) struct Voters {
     ballot: Ballot,
     round: AtomicU64,
     patience: Duration,
+    /// Another process may have this site's name: then this one must not vote.
+    lives: Option<Arc<Lives>>,
 }
 
 impl Voters {
@@ -251,10 +260,21 @@ impl Voters {
         incarnation: u64,
         patience: Duration,
     ) -> Self {
-        let others = others.into_iter().map(Voter::Peer);
+        let others = others.into_iter().map(|it| Voter::Peer(Box::new(it)));
         let all = std::iter::once(Voter::Me(Arc::clone(&me))).chain(others).collect();
         let ballot = Ballot { round: 0, site: number, incarnation };
-        Self { me, all, ballot, round: AtomicU64::new(1), patience }
+        Self { me, all, ballot, round: AtomicU64::new(1), patience, lives: None }
+    }
+
+    /// As long as another process is taken for this site, nothing is asked of the voters.
+    pub(crate) fn unless_twin(mut self, lives: Arc<Lives>) -> Self {
+        self.lives = Some(lives);
+        self
+    }
+
+    fn check_quiet(&self) -> Result<(), StoreError> {
+        let quiet = self.lives.as_ref().and_then(|it| it.quiet());
+        quiet.map_or(Ok(()), |text| Err(StoreError::Unreachable(text)))
     }
 
     fn majority(&self) -> usize {
@@ -379,6 +399,7 @@ impl Voters {
 impl Store for Voters {
     fn swap(&self, next: Record) -> Later<'_, Swap> {
         Box::pin(async move {
+            self.check_quiet()?;
             let epoch = next.epoch.saturating_sub(1);
             self.known(epoch).await?;
             match self.propose(epoch, Some(next.clone())).await? {
@@ -395,6 +416,7 @@ impl Store for Voters {
 
     fn beat(&self, epoch: u64, pulse: Pulse) -> Later<'_, Beat> {
         Box::pin(async move {
+            self.check_quiet()?;
             let known = self.known(epoch).await?;
             if known.epoch > epoch {
                 return Ok(Beat::Moved(known));
@@ -479,7 +501,8 @@ mod tests {
     }
 
     async fn ask(voter: &Ballots, question: &Question) -> Reply {
-        let answer = voter.answer(postcard::to_stdvec(question).unwrap().into()).await;
+        let question = postcard::to_stdvec(question).unwrap();
+        let answer = voter.answer("b", question.into()).await;
         postcard::from_bytes(&answer).unwrap()
     }
 
@@ -514,6 +537,7 @@ mod tests {
             Question::Prepare { epoch: 3, ballot: ballot(u64::MAX) },
             Question::Beat { epoch: 3, pulse: pulse(1 << 63) },
             Question::Beat { epoch: 3, pulse: pulse(100_000) },
+            Question::Beat { epoch: 3, pulse: Pulse { site: "a".into(), ..pulse(6) } },
         ] {
             assert_eq!(ask(&voter, &forged).await, Reply::Failed, "{forged:?}");
             assert_eq!(*voter.register.lock().await, before, "{forged:?}");

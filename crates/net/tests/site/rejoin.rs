@@ -5,7 +5,7 @@ use std::io;
 use bytes::BytesMut;
 use kofm_net::Site;
 use kofm_net::config::Config;
-use kofm_net::wire::{Frame, Hello, MAX_GREETING};
+use kofm_net::wire::{Frame, Hello, MAX_GREETING, Who};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -52,8 +52,8 @@ async fn a_site_outside_with_a_broken_session_begins_another_incarnation() {
     let answer = Hello {
         from: first.to,
         to: first.from,
-        incarnation: 1,
-        known: first.incarnation,
+        who: Who { name: "b".into(), incarnation: 1, life: 7, port: 0 },
+        known: first.who.incarnation,
         received: 3,
         ..first.clone()
     };
@@ -61,7 +61,8 @@ async fn a_site_outside_with_a_broken_session_begins_another_incarnation() {
     Frame::Hello(answer).encode(&mut out);
     stream.write_all(&out).await.unwrap();
     assert!(matches!(first_frame(&mut stream).await.unwrap(), Frame::Refuse(_)));
-    let later = async { while next_hello(&listener).await.1.incarnation == first.incarnation {} };
+    let later =
+        async { while next_hello(&listener).await.1.who.incarnation == first.who.incarnation {} };
     timeout(LONG, later).await.expect("another incarnation dials");
     std::fs::remove_dir_all(dir).ok();
 }

@@ -76,6 +76,8 @@ impl Core {
             }
             Payload::Change { message } => self.on_change_message(from, &message),
             Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
+            // The links take note of it.
+            Payload::Twin { .. } => {}
             Payload::Ask { number, body } => match serde_json::from_slice(&body) {
                 Ok(call) => self.on_call(call, Responder::Peer(from, number)),
                 Err(_) => self.end_session(from, "a question that cannot be decoded"),

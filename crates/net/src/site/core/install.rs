@@ -96,8 +96,8 @@ impl Core {
         if !record.quarantine.is_empty() {
             self.start_timer(over, Timer::Look);
         }
-        for (&site, (_, address)) in &record.plan.sites {
-            self.links.reach(site, address.clone());
+        for (&site, (name, address)) in &record.plan.sites {
+            self.links.reach(site, name.clone(), address.clone());
         }
         // A protocol that heals by itself goes on, unless its pools are others now.
         let goes_on: Vec<bool> = kinds()

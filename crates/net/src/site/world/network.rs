@@ -142,7 +142,7 @@ impl Links for Channels {
         network.connections.contains_key(&pair(self.site, peer.index()))
     }
 
-    fn reach(&self, _: SiteId, _: String) {}
+    fn reach(&self, _: SiteId, _: String, _: String) {}
 
     fn reborn(&self, incarnation: u64) {
         let mut network = self.network.lock().expect("one thread");
