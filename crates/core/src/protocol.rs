@@ -1,5 +1,6 @@
 //! What a protocol is: one trait, one way in, effects out in order.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::fmt::{self, Debug, Display};
 use core::hash::Hash;
@@ -109,6 +110,11 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// The named units that lie at this site unused; nothing where the protocol only counts.
     fn idle_units(&self) -> Option<Vec<Unit>> {
         None
+    }
+    /// The claims that wait for units which this site has or gets, by pool, in the order in which
+    /// it serves them, each with its units; empty where claims go by their stamps everywhere.
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        BTreeMap::new()
     }
     /// The protocol at `me` as an [epoch](crate::epoch) begins, from what its members know: all
     /// claims of the survey are as they were, and no more than its usable units are ever granted.

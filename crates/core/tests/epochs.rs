@@ -21,7 +21,7 @@ fn report(site: u16, incarnation: u64, held: u64, idle: Option<Vec<Unit>>) -> Re
         let standing = Standing { demand: Demand::one(POOL, 1), held: Some(Vec::new()) };
         (Stamp { time, site: SiteId(site) }, standing)
     });
-    let book = Book { claims: claims.collect(), idle, tallies: None };
+    let book = Book { claims: claims.collect(), idle, lines: BTreeMap::new(), tallies: None };
     Report { books: vec![book], ..Report::empty(incarnation) }
 }
 

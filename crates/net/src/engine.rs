@@ -3,12 +3,13 @@
 //! This is the one place where protocols lose their types. Everything else about them is in the
 //! core, and the core is the same in checker, simulator and site.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kofm_core::epoch::Survey;
 use kofm_core::{
     Blocker, Clock, Cluster, Demand, Effect, Effects, EffectsOf, Head, Input, Kind, PeerFault,
-    PoolId, Protocol, Rejection, Service, SiteId, Stamp, Unit, Visitor, step,
+    PoolId, Protocol, Rejection, Service, SiteId, Stamp, Unit, Units, Visitor, step,
 };
 
 /// What enters an engine.
@@ -65,6 +66,8 @@ pub(crate) trait Engine: Send {
     fn head(&self, pool: PoolId) -> Option<Head>;
     /// Named units that lie here unused; nothing where the protocol only counts.
     fn idle_units(&self) -> Option<Vec<Unit>>;
+    /// Who waits for units of this site, in order, where claims do not go by their stamps.
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>>;
     /// All members have installed the epoch that it was resumed for.
     fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>);
 }
@@ -207,6 +210,10 @@ impl<P: Protocol> Engine for Running<P> {
 
     fn idle_units(&self) -> Option<Vec<Unit>> {
         self.protocol.idle_units()
+    }
+
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        self.protocol.lines()
     }
 
     fn on_resume(&mut self, clock: &mut Clock, survey: &Survey, out: &mut Vec<Outcome>) {

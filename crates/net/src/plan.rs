@@ -24,7 +24,7 @@ const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
 const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
-const FORM: [u8; 5] = *b"kofm\x02";
+const FORM: [u8; 5] = *b"kofm\x03";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -421,6 +421,7 @@ impl epoch::Plan for Plan {
                 !demand.is_empty()
             });
             survey.idle.retain(|unit, _| stays(unit.pool));
+            survey.lines.retain(|&pool, _| stays(pool));
             survey.withheld.retain(|&pool, _| stays(pool));
             survey.withheld_units.retain(|unit| stays(unit.pool));
             if let Some(counts) = &mut survey.counts {

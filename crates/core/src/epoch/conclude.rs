@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::rules::{Rules, Slip};
 use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
-use crate::types::{Clock, Cluster, PoolId, SiteId, Unit, Units};
+use crate::types::{Clock, Cluster, PoolId, SiteId, Stamp, Unit, Units};
 
 /// How far clocks leap at a change of epoch: further than any site can have got in an epoch
 /// without being heard of. So the stamps and fences of an epoch are larger than all before.
@@ -198,6 +198,7 @@ fn without_books(report: &Report) -> Report {
     let empty = |book: &Book| Book {
         claims: BTreeMap::new(),
         idle: book.idle.as_ref().map(|_| Vec::new()),
+        lines: BTreeMap::new(),
         // What was done with semaphores is known all the same.
         tallies: book.tallies.clone(),
     };
@@ -216,6 +217,9 @@ fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster
         survey.claims.extend(claims.map(|(&claim, standing)| (claim, standing.clone())));
         let idle = book.idle.iter().flatten().copied().filter(exists);
         survey.idle.extend(idle.map(|unit| (unit, site)));
+        for (&pool, line) in &book.lines {
+            survey.lines.entry(pool).or_default().insert(site, line.clone());
+        }
     }
     survey
 }
@@ -277,6 +281,15 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
                 |(pool, units)| cluster.usable(pool).is_some_and(|all| serves || units <= all);
             demand.parts().all(fits)
         }
+    });
+    let Survey { claims, lines, .. } = survey;
+    let waits = |claim: &Stamp| claims.get(claim).is_some_and(|told| told.held.is_none());
+    lines.retain(|&pool, lines| {
+        for line in lines.values_mut() {
+            line.retain(|(claim, _)| waits(claim));
+        }
+        lines.retain(|_, line| !line.is_empty());
+        units_of(pool).is_some() && !lines.is_empty()
     });
     survey.idle.retain(|unit, site| granted(unit) && !cluster.absent.contains(*site));
     survey.withheld_units.retain(exists);

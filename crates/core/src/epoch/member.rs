@@ -256,7 +256,8 @@ impl<P: Protocol, R: Rules> Member<P, R> {
     /// What it has, or would bring.
     pub fn report(&self) -> Report {
         let idle = self.protocol.as_ref().map_or_else(|| self.no_units(), P::idle_units);
-        let book = Book { claims: self.claims.clone(), idle, tallies: None };
+        let lines = self.protocol.as_ref().map(P::lines).unwrap_or_default();
+        let book = Book { claims: self.claims.clone(), idle, lines, tallies: None };
         Report {
             incarnation: self.epochs.incarnation(),
             clock: self.clock,

@@ -29,6 +29,9 @@ pub struct Book {
     pub claims: BTreeMap<Stamp, Standing>,
     /// The named units that lie with it unused; nothing where units are only counted.
     pub idle: Option<Vec<Unit>>,
+    /// The claims that wait for units which this site has or gets, by pool, in the order in which
+    /// it serves them, each with its units; empty where the protocol orders claims by their stamps.
+    pub lines: BTreeMap<PoolId, Vec<(Stamp, Units)>>,
     /// What it has done with semaphores, in all its lives; nothing where it has forgotten, or where
     /// the protocol shares pools.
     pub tallies: Option<BTreeMap<PoolId, Tally>>,
@@ -83,6 +86,9 @@ pub struct Survey {
     /// Where named units lie unused. Units that are not here, not held and not withheld are the
     /// protocol's to place.
     pub idle: BTreeMap<Unit, SiteId>,
+    /// In which order each member would have served the claims that wait, by pool: see
+    /// [`Book::lines`]. A claim that is in none of these lines has its stamp for a place.
+    pub lines: BTreeMap<PoolId, BTreeMap<SiteId, Vec<(Stamp, Units)>>>,
     /// How many units of a pool departed sites may still use.
     pub withheld: BTreeMap<PoolId, Units>,
     /// Those of them that have names.

@@ -1,5 +1,6 @@
 //! Any protocol on any connected network: messages go hop by hop.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,10 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn idle_units(&self) -> Option<Vec<Unit>> {
         self.inner.idle_units()
+    }
+
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        self.inner.lines()
     }
 
     fn resume(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {

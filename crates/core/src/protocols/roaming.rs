@@ -126,6 +126,8 @@ pub struct Roaming<R = Sound> {
     pools: Vec<Pool>,
     /// Own claims, waiting and held.
     claims: BTreeMap<Stamp, Own>,
+    /// Own claims that got their units as the epoch began, and were not told.
+    starts: Vec<(Stamp, Vec<Unit>)>,
     rules: PhantomData<R>,
 }
 
@@ -378,6 +380,10 @@ impl<R: Rules> Protocol for Roaming<R> {
 
     fn idle_units(&self) -> Option<Vec<Unit>> {
         Some(self.idle())
+    }
+
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        self.all_lines()
     }
 
     fn audit(&self) {

@@ -91,6 +91,7 @@ impl Legacy {
         let book = |number: usize| Book {
             claims: BTreeMap::new(),
             idle: Some(self.idle.get(number).cloned().unwrap_or_default()),
+            lines: BTreeMap::new(),
             tallies: None,
         };
         let mut books: Vec<Book> = (0..engines).map(book).collect();

@@ -165,3 +165,34 @@ async fn a_file_that_was_brought_about_elsewhere_is_not_again() {
     reload(&sites[1]).await;
     assert_eq!(sites[0].semaphore("slots").await.unwrap().value, 1);
 }
+
+/// Four units: Ann has two at s0, Ben two at s2. Bob asks for three at s1, then Carol for one at
+/// s2. Where a change of epoch loses the order, Carol is served as soon as Ben releases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_keeps_its_place_over_a_change() {
+    // The second pool has its switchboard at s1, which promises both units of Ben to Bob.
+    let table = pools(&[("a", pool(1, Kind::Roaming)), ("gpu", pool(4, Kind::Roaming))]);
+    let sites = Site::start_together(3, table).await.unwrap();
+    let ann = timeout(LONG, sites[0].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    let ben = timeout(LONG, sites[2].acquire([("gpu", 2)])).await.unwrap().unwrap();
+    let bob = sites[1].submit(want(&[("gpu", 3)])).await.unwrap();
+    // Bob's ask has reached s2 when he is seen to wait before Carol.
+    let blocked = async {
+        while sites[2].pool("gpu").await.unwrap().waiting == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, blocked).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let carol = sites[2].submit(want(&[("gpu", 1)])).await.unwrap();
+    assert_eq!((bob.state, carol.state), (State::Queued, State::Queued));
+    let spec = serde_json::from_value(serde_json::json!({"units": 1})).unwrap();
+    sites[0].put_pool("other", spec).await.unwrap();
+    drop(ben);
+    let wait = Duration::from_millis(500);
+    assert_eq!(sites[2].watch(&carol.id, wait).await.unwrap().state, State::Queued);
+    drop(ann);
+    for (site, request) in [(&sites[1], &bob), (&sites[2], &carol)] {
+        assert_eq!(site.watch(&request.id, LONG).await.unwrap().state, State::Granted);
+    }
+}

@@ -37,6 +37,8 @@ pub(super) struct Board {
     watched: BTreeMap<SiteId, u32>,
     /// Claims that seek, one of a site at a time, and how many units each lacks.
     seekers: BTreeMap<Stamp, u32>,
+    /// As an epoch begins: which sites were to give units to whom, as far as they had heard.
+    promised: BTreeMap<Stamp, BTreeMap<SiteId, u32>>,
 }
 
 /// What the board knows of a site.
@@ -78,7 +80,19 @@ impl Board {
             hopes: BTreeMap::new(),
             watched: BTreeMap::new(),
             seekers: BTreeMap::new(),
+            promised: BTreeMap::new(),
         }
+    }
+
+    /// In the last epoch a site was to give units to a claim.
+    pub(super) fn promise(&mut self, claim: Stamp, site: SiteId, units: u32) {
+        let promised = self.promised.entry(claim).or_default().entry(site).or_default();
+        *promised = promised.saturating_add(units);
+    }
+
+    /// All who waited in the last epoch have come.
+    pub(super) fn is_restored(&mut self) {
+        self.promised.clear();
     }
 
     /// A unit is at a site as the epoch begins.
@@ -185,7 +199,16 @@ impl Board {
     /// Decides who gives so many units to the site of a claim.
     fn plan(&mut self, claim: Stamp, count: u32) -> Vec<Gift> {
         let mut list: BTreeMap<SiteId, u32> = BTreeMap::new();
-        for (site, sent, units) in self.choose(claim.site, count) {
+        let mut left = count;
+        for (site, promised) in self.promised.remove(&claim).into_iter().flatten() {
+            let units = promised.min(left).min(self.units(site));
+            if units > 0 {
+                self.take(site, None, units);
+                list.insert(site, units);
+                left -= units;
+            }
+        }
+        for (site, sent, units) in self.choose(claim.site, left) {
             self.take(site, sent, units);
             *list.entry(site).or_default() += units;
         }

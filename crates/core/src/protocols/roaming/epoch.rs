@@ -8,21 +8,102 @@
 //! that the cluster has out of use, but nobody waits for those: who asks for more than the rest is
 //! refused. Whoever holds one keeps it, and when it is released it is nowhere, until an epoch
 //! begins in which it is dealt out again.
+//!
+//! # Who waited keeps its place
+//!
+//! Each member reports in which order it would have served the claims that wait for its units, and
+//! how many units it was to give to each. From these lines [`queue`] makes one order, the same at
+//! every member, and the epoch begins with a short run of the protocol itself, in memory: the
+//! claims come in that order, one after the other, and every message arrives before the next
+//! claim comes. Each member keeps its own part of the run. So the state in which an epoch begins
+//! is one that the protocol reaches by itself, with nothing on its way, and no message is sent for
+//! it. The switchboard decides as it did, where a giver had heard of it: it takes units from the
+//! same sites again, as far as they still have them.
+//!
+//! Two claims that no surviving line has both of go by their stamps. That is so where the sites of
+//! their lines are gone, where nobody had heard of a decision, and where another protocol shared
+//! the pool before. The switchboard itself reports nothing that others do not know, so the order
+//! outlives it.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::board::Board;
 use super::pool::Pool;
-use super::{Own, Roaming, Rules, Turn};
+use super::turn::count as count_of;
+use super::{Message, Own, Roaming, Rules, Turn};
 use crate::epoch::Survey;
-use crate::protocol::EffectsOf;
-use crate::types::{Cluster, PoolId, SiteId, Unit, Units};
+use crate::protocol::{Effect, Effects, EffectsOf, Protocol as _};
+use crate::types::{Cluster, PoolId, SiteId, Stamp, Unit, Units};
 
 impl<R: Rules> Roaming<R> {
-    /// The state at the start of an epoch.
+    /// The state as an epoch begins.
     pub(super) fn begin(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
+        let queue = if R::KEEPS_THE_QUEUE { queue(survey) } else { Vec::new() };
+        let run = Self::rehearse(me, cluster, survey, &queue);
+        run.unwrap_or_else(|| Self::at_places(me, cluster, survey))
+    }
+
+    /// The state after a run in which these claims come one after the other. Nothing where nobody
+    /// comes, or where a site refuses a message, which is so only if a rule is broken.
+    fn rehearse(me: SiteId, cluster: &Cluster, survey: &Survey, queue: &[Stamp]) -> Option<Self> {
+        if queue.is_empty() {
+            return None;
+        }
+        let sites = cluster.all().map(|site| (site, Self::at_places(site, cluster, survey)));
+        let mut sites: BTreeMap<SiteId, Self> = sites.collect();
+        for (id, lines) in &survey.lines {
+            let boards = sites.values_mut().filter_map(|site| site.pools.get_mut(id.index()));
+            for board in boards.filter_map(|pool| pool.board.as_mut()) {
+                for (&site, line) in lines {
+                    let others = line.iter().filter(|(claim, _)| claim.site != site);
+                    others.for_each(|&(claim, units)| board.promise(claim, site, units.0));
+                }
+            }
+        }
+        for pool in sites.values_mut().flat_map(|site| &mut site.pools) {
+            pool.starting = true;
+        }
+        let mut starts = Vec::new();
+        for claim in queue {
+            let Some(standing) = survey.claims.get(claim) else { continue };
+            let mut mail: VecDeque<(SiteId, SiteId, Message)> = VecDeque::new();
+            let mut effects = Effects::at(survey.clock);
+            if let Some(site) = sites.get_mut(&claim.site) {
+                site.on_claim(*claim, standing.demand.clone(), &mut effects);
+            }
+            let mut from = claim.site;
+            loop {
+                for effect in effects.drain() {
+                    match effect {
+                        Effect::Send { to, message, .. } => mail.push_back((from, to, message)),
+                        Effect::Grant { claim, units, .. } => starts.push((claim, units)),
+                        // Timers are armed when the epoch has begun, and nobody is refused.
+                        Effect::Arm { .. }
+                        | Effect::Disarm { .. }
+                        | Effect::Reject { .. }
+                        | Effect::Revoke { .. } => {}
+                    }
+                }
+                let Some((sender, to, message)) = mail.pop_front() else { break };
+                let Some(site) = sites.get_mut(&to) else { continue };
+                site.on_message(sender, message, &mut effects).ok()?;
+                from = to;
+            }
+        }
+        let mut mine = sites.remove(&me)?;
+        for pool in &mut mine.pools {
+            pool.starting = false;
+            pool.board.iter_mut().for_each(Board::is_restored);
+        }
+        starts.retain(|(claim, _)| claim.site == me);
+        mine.starts = starts;
+        Some(mine)
+    }
+
+    /// The state with every unit at its place, before anybody waits.
+    fn at_places(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
         let members: Vec<SiteId> = cluster.all().collect();
         let mut holders: BTreeMap<Unit, SiteId> = BTreeMap::new();
         for (claim, standing) in &survey.claims {
@@ -56,7 +137,9 @@ impl<R: Rules> Roaming<R> {
         };
         let pools = pools.map(pool).collect();
         let claims = BTreeMap::new();
-        let mut fresh = Self { me, sites: cluster.sites, pools, claims, rules: PhantomData };
+        let starts = Vec::new();
+        let mut fresh =
+            Self { me, sites: cluster.sites, pools, claims, starts, rules: PhantomData };
         for (claim, standing) in survey.of(me) {
             if let Some(units) = &standing.held {
                 fresh.claims.insert(claim, Own::Held(units.clone()));
@@ -65,15 +148,36 @@ impl<R: Rules> Roaming<R> {
         fresh
     }
 
-    /// Those who waited do so again, the oldest first.
+    /// Those who got their units as the epoch began are told; the others have waited since.
     pub(super) fn go_on(&mut self, survey: &Survey, out: &mut EffectsOf<Self>) {
+        for (claim, units) in core::mem::take(&mut self.starts) {
+            out.grant_named(claim, units);
+        }
+        self.pools.iter().for_each(|pool| pool.arm_again::<R>(out));
         let mut turn = Turn::default();
-        for (claim, standing) in survey.of(self.me) {
-            if standing.held.is_none() {
+        for (claim, standing) in survey.of(self.me).filter(|it| it.1.held.is_none()) {
+            if !self.claims.contains_key(&claim) {
                 self.wait(claim, standing.demand.clone(), &mut turn);
             }
         }
         self.finish(turn, out);
+    }
+
+    /// Who waits for units of this site, by pool and in order.
+    pub(super) fn all_lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        let line = |pool: &Pool| {
+            // Who has not been told yet that its turn has come is first.
+            let starts = self.starts.iter().filter_map(|(claim, units)| {
+                let count = units.iter().filter(|unit| unit.pool == pool.id).count();
+                let last = units.iter().map(|unit| unit.pool).max();
+                (last == Some(pool.id)).then(|| (*claim, Units(count_of(count))))
+            });
+            let here = pool.line.iter().map(|(place, units)| (place.claim, Units(units)));
+            // Those whose turn comes where units go to from here.
+            let later = pool.along.values().flatten().map(|want| (want.claim, Units(want.units)));
+            (pool.id, starts.chain(here).chain(later).collect::<Vec<_>>())
+        };
+        self.pools.iter().map(line).filter(|(_, line)| !line.is_empty()).collect()
     }
 
     /// The units that lie here unused.
@@ -87,9 +191,75 @@ impl<R: Rules> Roaming<R> {
                 list.extend(taken);
             }
         }
+        // Nobody was told that these are held.
+        list.extend(self.starts.iter().flat_map(|(_, units)| units));
         list.sort_unstable();
         list
     }
+}
+
+/// All that wait, in the order in which they are to be served. Who waits for a later pool has taken
+/// the units of all earlier ones, so it goes before all who wait for those.
+fn queue(survey: &Survey) -> Vec<Stamp> {
+    let waiting = survey.claims.iter().filter(|(_, standing)| standing.held.is_none());
+    let waiting: BTreeSet<Stamp> = waiting.map(|(&claim, _)| claim).collect();
+    let mut list: Vec<Stamp> = Vec::new();
+    let mut seen: BTreeSet<Stamp> = BTreeSet::new();
+    for lines in survey.lines.values().rev() {
+        let own = lines.iter().flat_map(|(&site, line)| {
+            line.iter().map(|it| it.0).filter(move |claim| claim.site == site)
+        });
+        let here: BTreeSet<Stamp> =
+            own.filter(|claim| waiting.contains(claim) && !seen.contains(claim)).collect();
+        list.extend(merge(lines.values(), &here));
+        seen.extend(here);
+    }
+    // Who is in no line goes behind all that are older.
+    for claim in waiting.difference(&seen) {
+        let place = list.iter().rposition(|other| other < claim).map_or(0, |last| last + 1);
+        list.insert(place, *claim);
+    }
+    list
+}
+
+/// One order of these claims that agrees with that of each line; where the lines leave it open, or
+/// contradict each other, the oldest goes first.
+fn merge<'a>(
+    lines: impl Iterator<Item = &'a Vec<(Stamp, Units)>>,
+    claims: &BTreeSet<Stamp>,
+) -> Vec<Stamp> {
+    let mut behind: BTreeMap<Stamp, BTreeSet<Stamp>> = BTreeMap::new();
+    let mut before: BTreeMap<Stamp, usize> = claims.iter().map(|&claim| (claim, 0)).collect();
+    for line in lines {
+        let mut seen = BTreeSet::new();
+        let mut last = None;
+        for claim in line.iter().map(|it| it.0).filter(|claim| claims.contains(claim)) {
+            if !seen.insert(claim) {
+                continue;
+            }
+            if let Some(last) = last.replace(claim)
+                && behind.entry(last).or_default().insert(claim)
+            {
+                *before.entry(claim).or_default() += 1;
+            }
+        }
+    }
+    let mut ready: BTreeSet<Stamp> =
+        before.iter().filter(|it| *it.1 == 0).map(|(&claim, _)| claim).collect();
+    let mut list = Vec::new();
+    while let Some(claim) = ready.pop_first().or_else(|| before.keys().next().copied()) {
+        before.remove(&claim);
+        list.push(claim);
+        for next in behind.remove(&claim).into_iter().flatten() {
+            if let Some(count) = before.get_mut(&next) {
+                *count -= 1;
+                if *count == 0 {
+                    ready.insert(next);
+                }
+            }
+        }
+    }
+    list
 }
 
 impl Pool {

@@ -39,6 +39,8 @@ pub(super) struct Pool {
     pub(super) desk: SiteId,
     /// The switchboard, if it is at this site.
     pub(super) board: Option<Board>,
+    /// Those who waited in the last epoch come in their order. Nobody puts off an ask.
+    pub(super) starting: bool,
 }
 
 impl Pool {
@@ -59,6 +61,7 @@ impl Pool {
             seeking: Seeking::new(),
             desk,
             board: None,
+            starting: false,
         }
     }
 
@@ -84,7 +87,10 @@ impl Pool {
     /// can go with it.
     pub(super) fn goes_to_desk(&self) -> bool {
         let desk = |(place, _): (Place, u32)| place.claim.site == self.desk;
-        self.capacity == 1 && self.board.is_none() && self.line.iter().take(SOON).any(desk)
+        self.capacity == 1
+            && self.board.is_none()
+            && !self.starting
+            && self.line.iter().take(SOON).any(desk)
     }
 
     /// Takes idle units, the least recently used first.

@@ -31,6 +31,8 @@ pub trait Rules: Clone + Debug + Eq + Hash + Send + 'static {
     const DROPS_WHAT_IS_OUT: bool = true;
     /// A unit that is nowhere as a later epoch begins is dealt out.
     const DEALS_AGAIN: bool = true;
+    /// Who waits as an epoch ends keeps its place in the next.
+    const KEEPS_THE_QUEUE: bool = true;
 }
 
 /// The rules as they are meant.

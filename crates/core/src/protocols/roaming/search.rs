@@ -61,6 +61,15 @@ impl Pool {
     }
 }
 
+impl Pool {
+    /// The timer of the last epoch is gone.
+    pub(super) fn arm_again<R: Rules>(&self, out: &mut EffectsOf<Roaming<R>>) {
+        if self.seeking.restless.is_some() {
+            out.arm(Restless(self.id), PATIENCE, PATIENCE);
+        }
+    }
+}
+
 impl<R: Rules> Roaming<R> {
     /// Sees to it that the oldest claim that waits seeks in the end, and no longer than it waits;
     /// and that the switchboard hears of idle units where somebody seeks.

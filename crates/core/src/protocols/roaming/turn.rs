@@ -354,6 +354,6 @@ impl<R: Rules> Roaming<R> {
 /// those of their own site: lines at all sites are to be about as long as each other.
 const CROWD: u64 = 2;
 
-fn count(units: usize) -> u32 {
+pub(super) fn count(units: usize) -> u32 {
     u32::try_from(units).expect("a pool has fewer than 2^32 units")
 }

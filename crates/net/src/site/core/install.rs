@@ -48,6 +48,7 @@ impl Core {
             .map(|running| Book {
                 claims: BTreeMap::new(),
                 idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
+                lines: running.engine.lines(),
                 tallies: None,
             })
             .collect();
