@@ -86,7 +86,7 @@ fn hidden_commands_are_offered_nowhere() {
 fn a_wrong_log_filter_is_told() {
     let mut command = Command::new(KOFM);
     // It ends at once, for there is no such address.
-    command.args(["up", "--http", "192.0.2.1:1"]).env("KOFM_LOG", "kofm=loud");
+    command.args(["up", "--http", "192.0.2.1:1", "--insecure"]).env("KOFM_LOG", "kofm=loud");
     refused(&command.output().unwrap(), 71, "KOFM_LOG");
 }
 
