@@ -57,6 +57,7 @@ impl Demand {
             id: self.id.clone(),
             owner: Some(self.owner.clone().unwrap_or_else(owner)),
             reason: self.reason.clone(),
+            principal: None,
         })
     }
 

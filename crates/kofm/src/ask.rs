@@ -31,7 +31,14 @@ impl Server {
         let addr = if self.addr.is_empty() { DEFAULT } else { &self.addr };
         let address =
             Address::parse(addr).map_err(|text| Exit::new(USAGE, format!("--addr: {text}")))?;
-        Ok(Client::new(address, token()?))
+        Ok(Client::new(address, token(addr)?))
+    }
+
+    /// A client of the first address that shows another token.
+    pub(crate) fn client_with(&self, token: Option<&str>) -> Result<Client, Exit> {
+        let addr = self.addr.split(',').next().filter(|it| !it.is_empty()).unwrap_or(DEFAULT);
+        let address = Address::parse(addr).map_err(|text| Exit::new(USAGE, text))?;
+        Ok(Client::new(address, token.map(str::to_owned)))
     }
 
     /// Runs a future with a client, on this thread.
@@ -46,9 +53,9 @@ impl Server {
 }
 
 /// Who asks, to sites that want to know. A token goes into a line of HTTP, so it is one line.
-fn token() -> Result<Option<String>, Exit> {
+fn token(addr: &str) -> Result<Option<String>, Exit> {
     let Some(token) = std::env::var_os("KOFM_TOKEN").filter(|it| !it.is_empty()) else {
-        return Ok(None);
+        return Ok(addr.split(',').find_map(crate::keyring::find));
     };
     let token = token.into_string().ok().filter(|it| !it.contains(char::is_control));
     let text = "KOFM_TOKEN is no token: it is one line of text, without control characters";

@@ -233,8 +233,12 @@ impl Run {
     // All members here: one lease, one command for each.
 
     async fn run_all(&self, client: &Client) -> Result<u8, Exit> {
-        let spec =
-            StartGang { ttl: Some(self.ttl), wait: self.wait, id: None, owner: Some(self.who()) };
+        let spec = StartGang {
+            ttl: Some(self.ttl),
+            wait: self.wait,
+            owner: Some(self.who()),
+            ..StartGang::default()
+        };
         let start = path(&self.name)? + "/start";
         let mut signals = Signals::new()?;
         let call = client.call(Method::POST, &start, Some(&spec), PATIENCE);
@@ -346,6 +350,7 @@ impl Run {
             owner: Some(self.who()),
             leave: false,
             wait: None,
+            principal: None,
         };
         let mut signals = Signals::new()?;
         let met = self.meet(client, &mut spec, &mut signals).await;

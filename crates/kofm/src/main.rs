@@ -14,6 +14,7 @@ mod extras;
 mod gang;
 mod groups;
 mod guard;
+mod keyring;
 mod lab;
 mod log;
 mod output;
@@ -26,6 +27,7 @@ mod sem;
 mod serve;
 mod sim;
 mod tables;
+mod token;
 mod top;
 mod topology;
 mod up;
@@ -86,6 +88,13 @@ enum Command {
     /// Make, run, list and remove gangs: members that start together or not at all
     #[command(subcommand)]
     Gang(gang::Gang),
+    /// Create, list and revoke the tokens of principals
+    #[command(subcommand)]
+    Token(token::Token),
+    /// Give rules to a principal, or take them away
+    Allow(token::Allow),
+    /// Show which principal may do what
+    Rules(token::Rules),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -124,6 +133,9 @@ impl Command {
             Self::Pool(pool) => pool.run(),
             Self::Sem(sem) => sem.run(),
             Self::Gang(gang) => gang.run(),
+            Self::Token(token) => token.run(),
+            Self::Allow(allow) => allow.run(),
+            Self::Rules(rules) => rules.run(),
             Self::Sim(args) => sim::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Replay(args) => replay::run(&args),

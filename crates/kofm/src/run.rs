@@ -214,6 +214,8 @@ pub(crate) async fn start_guard(
     command.arg("--").args(words);
     // A group of its own: a terminal's Ctrl-Z must not stop the guard.
     command.process_group(0).stdin(Stdio::inherit());
+    // The command gets its units, not the rights of its caller.
+    command.env_remove("KOFM_TOKEN");
     command.envs(env.iter().map(|it| (&it.0, &it.1)));
     let child = command.spawn()?;
     let limit = Duration::from_secs(10);

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
-use kofm_net::Site;
 use kofm_net::api::UnitsSpec;
 use kofm_net::config::{PoolConfig, check_name, protocol_named};
+use kofm_net::{Access, Site};
 use tokio::net::TcpListener;
 
 use crate::exit::{Exit, SYSTEM, USAGE};
+use crate::keyring;
 use crate::log::Log;
 use crate::output::{tell, try_say};
 use crate::pool;
@@ -20,6 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   kofm up                     # 3 sites; pools gpu, licence and reboot
   kofm up --sites 5 --pool gpu=gpu-0,gpu-1 --pool licence=8
+  kofm up --secure            # other users of this machine need the token
   kofm up --http 127.0.0.1:0  # any free ports; they are printed";
 
 #[derive(Debug, Args)]
@@ -40,6 +42,9 @@ pub(crate) struct Up {
     /// Answer only clients that show a token of this file, one in each line
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Answer only clients with a token: a random one, kept where kofm finds it (mode 0600)
+    #[arg(long, conflicts_with = "token_file")]
+    secure: bool,
     /// Accept that --http is an address which other machines reach without a token
     #[arg(long)]
     insecure: bool,
@@ -55,10 +60,14 @@ impl Up {
         if !(1..=100).contains(&self.sites) {
             return Err(Exit::new(USAGE, "--sites is a number from 1 to 100"));
         }
-        if !self.http.ip().is_loopback() && self.token_file.is_none() && !self.insecure {
+        if !self.http.ip().is_loopback()
+            && !self.secure
+            && self.token_file.is_none()
+            && !self.insecure
+        {
             let text = format!(
                 "--http {}: other machines reach it, and clients need no token; it must be a \
-                 loopback address, or have --token-file or --insecure",
+                 loopback address, or have --secure, --token-file or --insecure",
                 self.http
             );
             return Err(Exit::new(USAGE, text));
@@ -68,7 +77,12 @@ impl Up {
     }
 
     async fn serve(self, pools: BTreeMap<String, PoolConfig>) -> Result<(), Exit> {
-        let access = access(self.token_file.as_deref())?;
+        let secret = self.secure.then(kofm_net::new_token);
+        let access = match &secret {
+            Some(token) => Access::token(token),
+            None => access(self.token_file.as_deref())?,
+        };
+        let mut kept = Vec::new();
         let mut listeners = Vec::new();
         for number in 0..self.sites {
             let mut address = self.http;
@@ -93,10 +107,21 @@ impl Up {
             if first.is_empty() {
                 first = format!("http://{address}");
             }
+            if let Some(token) = &secret {
+                let path = keyring::keep(&address.to_string(), token);
+                let why = |error| Exit::new(SYSTEM, format!("cannot keep the token: {error}"));
+                kept.push(path.map_err(why)?);
+            }
             tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
         }
         advise(&first, &names, self.token_file.is_some());
+        if let Some(path) = kept.first() {
+            tell(&format!("\nThe token is in {}; kofm finds it there.", path.display()));
+        }
         stop_signal().await?;
+        for path in &kept {
+            keyring::forget(path);
+        }
         tell("stopping");
         Ok(())
     }

@@ -5,8 +5,6 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
-
 /// The tokens of a site's `token_file`: a client that shows one of them may do everything. Without
 /// a file every client may. Clones share the list, so that a site changes it while it runs.
 #[derive(Clone, Default)]
@@ -24,6 +22,11 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
+    /// One token, as if a file had it.
+    pub fn token(token: &str) -> Self {
+        Self { open: false, tokens: Arc::new(RwLock::new(vec![token.to_owned()])) }
+    }
+
     /// No token is asked for.
     pub fn open() -> Self {
         Self { open: true, tokens: Arc::default() }
@@ -56,17 +59,10 @@ impl Access {
         self.open
     }
 
-    /// Whether a request with these headers is answered.
-    pub(crate) fn allows(&self, headers: &HeaderMap) -> bool {
-        if self.is_open() {
-            return true;
-        }
-        let shown = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let shown = shown.and_then(|value| value.split_at_checked("Bearer ".len()));
-        let Some((scheme, token)) = shown else { return false };
+    /// Whether it is one of the tokens.
+    pub(crate) fn has(&self, token: &[u8]) -> bool {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        scheme.eq_ignore_ascii_case(b"Bearer ")
-            && tokens.iter().fold(false, |found, known| found | same(known.as_bytes(), token))
+        tokens.iter().fold(false, |found, known| found | same(known.as_bytes(), token))
     }
 }
 
@@ -97,22 +93,15 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn showing(value: &'static str) -> HeaderMap {
-        HeaderMap::from_iter([(AUTHORIZATION, value.parse().unwrap())])
-    }
-
     #[test]
     fn only_a_known_token_opens() {
         let access = Access { open: false, tokens: Arc::default() };
         let tokens = parse("# old and new\nfirst \n\nsecond # since May\n").unwrap();
         *access.tokens.write().unwrap() = tokens;
-        assert!(access.allows(&showing("Bearer first")));
-        assert!(access.allows(&showing("bearer second")));
-        for wrong in ["Bearer firs", "Bearer first2", "Bearer ", "first", "", "Basic first", "é"] {
-            assert!(!access.allows(&showing(wrong)), "{wrong}");
+        assert!(access.has(b"first") && access.has(b"second"));
+        for wrong in ["firs", "first2", "", "#", "second # since May"] {
+            assert!(!access.has(wrong.as_bytes()), "{wrong}");
         }
-        assert!(!access.allows(&HeaderMap::new()));
-        assert!(Access::open().allows(&HeaderMap::new()));
         assert!(!format!("{access:?}").contains("first"));
     }
 

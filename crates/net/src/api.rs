@@ -10,7 +10,9 @@ use std::time::Duration;
 use kofm_core::Stamp;
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub(crate) use self::calls::{Answer, Call, Hold, JoinCall, SemaphoreShare, Usage, UsedUnit};
+pub(crate) use self::calls::{
+    Answer, Call, Hold, Holder, JoinCall, SemaphoreShare, Usage, UsedUnit,
+};
 use crate::duration;
 
 /// What is asked: pool and units.
@@ -39,6 +41,9 @@ pub struct Submit {
     /// What for, shown to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// Where a request stands.
@@ -98,6 +103,9 @@ pub struct Request {
     /// Its claim, where it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Stamp>,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// One thing that a request waits for.
@@ -152,6 +160,9 @@ pub struct Lease {
     pub reason: Option<String>,
     /// How long it has been held.
     pub held_ms: u64,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// A pool, counted over all sites.
@@ -309,6 +320,9 @@ pub struct Happening {
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cow<'static, str>>,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<Arc<str>>,
 }
 
 /// The body of `PUT /v1/pools/{name}`.
@@ -493,6 +507,9 @@ pub struct StartGang {
     /// Who asks, shown to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// A gang that starts, or waits to: its request, and once granted what each member gets.
@@ -535,6 +552,9 @@ pub struct JoinGang {
     /// all.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
     pub wait: Option<Duration>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
 }
 
 /// Where a member of a gang stands.
@@ -614,6 +634,51 @@ pub struct Error {
     pub error: Code,
     /// What is wrong and what to do.
     pub message: String,
+}
+
+/// The body of `POST /v1/tokens`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateToken {
+    /// The principal's name.
+    pub name: String,
+    /// Its rules, `VERBS:PATTERN` each.
+    #[serde(default)]
+    pub rules: Vec<String>,
+}
+
+/// A principal that was made, with its token: it is shown this once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeToken {
+    /// The principal's name.
+    pub name: String,
+    /// The secret that it shows.
+    pub token: String,
+    /// Its rules.
+    pub rules: Vec<String>,
+}
+
+/// A principal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its name.
+    pub name: String,
+    /// Its rules.
+    pub rules: Vec<String>,
+    /// How long ago it was made.
+    pub age_ms: u64,
+}
+
+/// The body of `POST /v1/rules/{name}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutRules {
+    /// Rules to give.
+    #[serde(default)]
+    pub allow: Vec<String>,
+    /// Rules to take away.
+    #[serde(default)]
+    pub deny: Vec<String>,
 }
 
 /// How a site is, and what to do about it.

@@ -112,6 +112,7 @@ impl FastCall<'_> {
                     id: id.map(Cow::into_owned),
                     owner: owner.map(Cow::into_owned),
                     reason: reason.map(Cow::into_owned),
+                    principal: None,
                 };
                 Call::Submit { spec, fresh: false, hold: Hold::Lease, patience: Some(PATIENCE) }
             }
@@ -138,6 +139,7 @@ impl FastAnswer {
             Ok(
                 Answer::Done
                 | Answer::Known(_)
+                | Answer::Holder(_)
                 | Answer::Reserved(_)
                 | Answer::Leases(_)
                 | Answer::Queue(_)

@@ -5,26 +5,26 @@
 //! `kofm-missing`.
 
 mod edge;
+mod guard;
 mod listen;
+mod tokens;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, State as Shared};
-use axum::http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE, WWW_AUTHENTICATE,
-};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
 use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,9 +41,12 @@ use self::listen::{HEADERS_IN, Slot};
 pub use self::listen::{bind_unix, serve, serve_unix};
 use crate::access::Access;
 use crate::api::{
-    AddSpec, Code, Error, PutPool, PutQuarantine, PutSemaphore, State, Submit, TakeSpec,
+    AddSpec, Code, Error, Happening, JoinGang, PutPool, PutQuarantine, PutSemaphore, StartGang,
+    State, Submit, TakeSpec,
 };
 use crate::duration;
+use crate::gate::{Caller, Gate};
+use crate::rules::Verb;
 use crate::site::Site;
 
 /// Clients that may listen to events at once.
@@ -56,6 +59,7 @@ const OPENAPI: &str = include_str!("http/openapi.json");
 #[derive(Clone, Debug)]
 struct App {
     site: Site,
+    gate: Gate,
     listeners: Arc<AtomicUsize>,
 }
 
@@ -67,7 +71,8 @@ pub fn router(site: Site, access: Access) -> Router {
 /// The same, for clients of a TCP port or of a Unix socket.
 fn router_on(site: Site, access: Access, socket: bool) -> Router {
     let edge = Edge::new(site.clone(), &access, socket);
-    let app = App { site, listeners: Arc::default() };
+    let gate = Gate { site: site.clone(), access };
+    let app = App { site, gate: gate.clone(), listeners: Arc::default() };
     Router::new()
         .route("/v1/requests", post(submit))
         .route("/v1/requests/{id}", get(watch).delete(cancel))
@@ -91,12 +96,16 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .route("/v1/gangs/{name}", put(put_gang).get(gang).delete(remove_gang))
         .route("/v1/gangs/{name}/start", post(start_gang))
         .route("/v1/gangs/{name}/join", post(join_gang))
+        .route("/v1/tokens", get(tokens::list).post(tokens::create))
+        .route("/v1/tokens/{name}", delete(tokens::revoke))
+        .route("/v1/rules", get(tokens::rules))
+        .route("/v1/rules/{name}", post(tokens::change))
         .route("/v1/events", get(events))
         .route("/v1/fast", get(fast))
         .route("/v1/pre-reboot", post(pre_reboot))
         .route("/v1/steady-state", post(steady_state))
         .route_layer(from_fn(edge::known_query))
-        .route_layer(from_fn_with_state(access, guard))
+        .route_layer(from_fn_with_state(gate, guard::guard))
         .route("/metrics", get(metrics))
         .route("/healthz", get(livez))
         .route("/livez", get(livez))
@@ -108,20 +117,6 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(from_fn_with_state(edge, edge::edge))
         .with_state(app)
-}
-
-async fn guard(Shared(access): Shared<Access>, request: HttpRequest<Body>, next: Next) -> Response {
-    if access.allows(request.headers()) {
-        return next.run(request).await;
-    }
-    let text = if request.headers().contains_key(AUTHORIZATION) {
-        "token rejected: it is not in the site's token_file; set KOFM_TOKEN to one that is"
-    } else {
-        "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`"
-    };
-    let mut response = ApiError(Error::new(Code::Unauthorized, text)).into_response();
-    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
 }
 
 // Handlers
@@ -228,8 +223,22 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
     }
 }
 
-async fn submit(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
-    let spec: Submit = body(request).await?;
+/// The principal of a request. A client must not send one: the site knows it.
+fn principal(caller: &Caller, sent: Option<&str>) -> Result<Option<String>, Error> {
+    match sent {
+        Some(_) => Err(Error::new(Code::Malformed, "the body: unknown field `principal`")),
+        None => Ok(caller.name.as_deref().map(str::to_owned)),
+    }
+}
+
+async fn submit(
+    Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let mut spec: Submit = body(request).await?;
+    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    caller.needs_all(Verb::Acquire, spec.want.keys())?;
     let request = app.site.submit(spec).await?;
     let status = match request.state {
         State::Queued => StatusCode::ACCEPTED,
@@ -456,10 +465,13 @@ async fn remove_gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
 
 async fn start_gang(
     Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
     Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
-    let started = app.site.start_gang(&name, body(request).await?).await?;
+    let mut spec: StartGang = body(request).await?;
+    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    let started = app.site.start_gang(&name, spec).await?;
     let queued = started.request.state == State::Queued;
     let status = if queued { StatusCode::ACCEPTED } else { StatusCode::OK };
     Ok((status, json_body(&started)).into_response())
@@ -467,10 +479,13 @@ async fn start_gang(
 
 async fn join_gang(
     Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
     Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
-    let joined = app.site.join_gang(&name, body(request).await?).await?;
+    let mut spec: JoinGang = body(request).await?;
+    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    let joined = app.site.join_gang(&name, spec).await?;
     let waits = joined.state == "queued" || joined.state == "gathering";
     let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
     Ok((status, json_body(&joined)).into_response())
@@ -494,7 +509,7 @@ impl Drop for Counted {
     }
 }
 
-async fn events(Shared(app): Shared<App>) -> Answer {
+async fn events(Shared(app): Shared<App>, Extension(caller): Extension<Caller>) -> Answer {
     let count = app.listeners.fetch_add(1, Ordering::Relaxed);
     let counted = Counted(app.listeners);
     if count >= MAX_LISTENERS {
@@ -503,15 +518,19 @@ async fn events(Shared(app): Shared<App>) -> Answer {
     }
     let events = app.site.all_events().await;
     let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-    Ok(Sse::new(event_stream(events, counted)).keep_alive(keep_alive).into_response())
+    Ok(Sse::new(event_stream(events, counted, caller)).keep_alive(keep_alive).into_response())
 }
 
 fn event_stream(
     events: crate::site::Listening,
     counted: Counted,
+    caller: Caller,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
     let (here, elsewhere) = (BroadcastStream::new(events.here), events.elsewhere);
-    here.merge(BroadcastStream::new(elsewhere)).map(move |happening| {
+    let seen = move |it: &Result<Arc<Happening>, BroadcastStreamRecvError>| {
+        it.as_ref().map_or(true, |happening| caller.may_see(happening))
+    };
+    here.merge(BroadcastStream::new(elsewhere)).filter(seen).map(move |happening| {
         // The stream owns its place in the count, and keeps the other sites reporting.
         let _owned = (&counted, &events.followed);
         Ok(match happening {
@@ -527,6 +546,7 @@ fn event_stream(
 
 /// Goes on with frames instead of HTTP.
 async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    let token = Gate::token(request.headers());
     if request.headers().get(UPGRADE).is_none_or(|name| name != crate::fast::UPGRADE) {
         let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
@@ -536,7 +556,7 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     tokio::spawn(async move {
         let _slot = slot;
         match timeout(HEADERS_IN, upgraded).await {
-            Ok(Ok(stream)) => crate::fast::serve(app.site, TokioIo::new(stream)).await,
+            Ok(Ok(stream)) => crate::fast::serve(app.gate, token, TokioIo::new(stream)).await,
             Ok(Err(error)) => debug!(%error, "no upgrade"),
             Err(_) => debug!("no upgrade in time"),
         }
@@ -587,7 +607,8 @@ async fn fleet(
     app: &App,
     headers: &HeaderMap,
     request: HttpRequest<Body>,
-) -> Result<(String, String), Response> {
+) -> Result<(String, String, Option<String>), Response> {
+    let caller = request.extensions().get::<Caller>().cloned();
     if headers.get("fleet-lock-protocol").is_none_or(|value| value != "true") {
         let text = "the header fleet-lock-protocol: true is missing";
         return Err(fleet_error(StatusCode::BAD_REQUEST, "missing_header", text));
@@ -604,7 +625,12 @@ async fn fleet(
         let text = format!("there is no pool `{pool}`");
         return Err(fleet_error(StatusCode::NOT_FOUND, "unknown_group", &text));
     }
-    Ok((format!("fleetlock:{pool}:{id}"), pool))
+    let caller = caller.ok_or_else(|| fleet_error(StatusCode::UNAUTHORIZED, "no_caller", ""))?;
+    caller
+        .needs(Verb::Acquire, "pool", &pool)
+        .map_err(|error| fleet_error(StatusCode::FORBIDDEN, "not_allowed", &error.message))?;
+    let principal = caller.name.as_deref().map(str::to_owned);
+    Ok((format!("fleetlock:{pool}:{id}"), pool, principal))
 }
 
 fn fleet_error(status: StatusCode, kind: &str, value: &str) -> Response {
@@ -616,7 +642,7 @@ async fn pre_reboot(
     headers: HeaderMap,
     request: HttpRequest<Body>,
 ) -> Response {
-    let (id, pool) = match fleet(&app, &headers, request).await {
+    let (id, pool, principal) = match fleet(&app, &headers, request).await {
         Ok(it) => it,
         Err(response) => return response,
     };
@@ -627,6 +653,7 @@ async fn pre_reboot(
         owner: Some(id.clone()),
         reason: Some("reboot".into()),
         id: Some(id),
+        principal,
     };
     match app.site.submit_as(spec, true).await {
         Ok(request) if request.state == State::Granted => json_body(&json!({})),
@@ -640,7 +667,7 @@ async fn steady_state(
     headers: HeaderMap,
     request: HttpRequest<Body>,
 ) -> Response {
-    let (id, _) = match fleet(&app, &headers, request).await {
+    let (id, ..) = match fleet(&app, &headers, request).await {
         Ok(it) => it,
         Err(response) => return response,
     };

@@ -13,6 +13,7 @@ use crate::config::{
     Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named, unit_name,
 };
 use crate::engine::runs_in_a_site;
+use crate::rules::Principals;
 
 /// Semaphores that a protocol may have over the life of a cluster.
 const MAX_NUMBERS: u16 = 60_000;
@@ -37,6 +38,8 @@ pub(crate) struct Plan {
     pub semaphores: BTreeMap<String, PlannedSemaphore>,
     /// The gangs, by name.
     pub gangs: BTreeMap<String, Members>,
+    /// Principals with their rules, by name.
+    pub principals: Principals,
     /// The root of the tree, where one was chosen.
     pub root: Option<SiteId>,
     /// How many semaphores each protocol has had: their numbers are not used again, because sites

@@ -26,6 +26,7 @@ mod journal;
 mod keeper;
 mod metrics;
 mod pools;
+mod principals;
 mod semaphores;
 mod start;
 mod tallies;
@@ -53,6 +54,8 @@ use crate::config::Config;
 use crate::incarnation::StateDir;
 use crate::link::Mesh;
 use crate::random;
+use crate::rules::Principals;
+pub(crate) use calls::is_given_id;
 pub(crate) use events::Listening;
 
 /// How long other sites may take for an answer that is not a long poll.
@@ -88,6 +91,8 @@ struct Inner {
     view: watch::Sender<View>,
     /// The port for other sites is reached from this machine only.
     local: bool,
+    /// Principals of the site's last life.
+    recalled: Principals,
     _state: Option<Arc<StateDir>>,
 }
 

@@ -17,6 +17,7 @@ mod links;
 mod output;
 mod owned;
 mod packages;
+mod principals;
 mod python;
 mod quarantine;
 mod scenarios;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Blocker, Happening, Head, Joined, Lease, Members, Request, Submit, Taken, Want};
 use crate::plan::{PlannedPool, PlannedSemaphore};
+use crate::rules::PrincipalChange;
 
 /// What the site where members meet is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub(crate) struct JoinCall {
     pub run: Option<String>,
     pub ttl: Duration,
     pub owner: Option<String>,
+    #[serde(default)]
+    pub principal: Option<String>,
     pub leave: bool,
     /// Answer when there is news, and not before.
     pub wait: bool,
@@ -115,12 +118,26 @@ pub(crate) enum Call {
         unit: String,
         reason: Option<String>,
     },
+    /// Changes a principal, with the next epoch.
+    Principal {
+        name: String,
+        change: PrincipalChange,
+    },
+    /// Whose a lease or request is, by its id.
+    Holder(String),
     /// A site leaves the cluster, with the next epoch.
     Leave(String),
     /// Whoever made the call of this number over the same fast connection waits no more. It is the
     /// last, and no other site can say it.
     #[serde(skip)]
     Abandon(u64),
+}
+
+/// Whose a lease or request is, and the pools that it asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Holder {
+    pub principal: Option<String>,
+    pub pools: Vec<String>,
 }
 
 /// How a grant is kept.
@@ -140,6 +157,7 @@ pub(crate) enum Answer {
     Done,
     Request(Box<Request>),
     Lease(Box<Lease>),
+    Holder(Holder),
     Known(bool),
     /// When an id was taken here, by a clock that is behind no time it has heard of: so of two
     /// sites that take the same one, one hears of the other, and both know who was first. Zero

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
 use crate::api::{Call, State};
-use crate::site::Site;
+use crate::gate::Gate;
 
 /// Answers on their way to one client, as many as it may have calls open.
 #[derive(Debug, Default)]
@@ -92,9 +92,14 @@ impl Outbox {
 }
 
 /// Answers one client until it leaves or says something wrong.
-pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(site: Site, stream: S) {
+pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(
+    gate: Gate,
+    token: Option<Vec<u8>>,
+    stream: S,
+) {
+    let site = gate.site.clone();
     let outbox = Arc::new(Outbox::default());
-    if let Err(error) = converse(&site, stream, &outbox).await {
+    if let Err(error) = converse(&gate, token.as_deref(), stream, &outbox).await {
         tracing::debug!(%error, "fast client");
     }
     // Nobody else knows of the requests that wait: they go with their client.
@@ -107,7 +112,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(site: Site, stream: 
 /// Takes in what the client says, and tells it what came of it. Who does not read its answers is
 /// not listened to, so what waits for a client is bounded.
 async fn converse(
-    site: &Site,
+    gate: &Gate,
+    token: Option<&[u8]>,
     stream: impl AsyncRead + AsyncWrite,
     outbox: &Arc<Outbox>,
 ) -> io::Result<()> {
@@ -116,7 +122,7 @@ async fn converse(
     // Calls without an answer.
     let mut open = 0;
     loop {
-        open += take_calls(site, &mut buffer, MAX_OPEN - open, outbox)?;
+        open += take_calls(gate, token, &mut buffer, MAX_OPEN - open, outbox).await?;
         let count = outbox.take(&mut out);
         if count > 0 {
             open -= count;
@@ -135,19 +141,38 @@ async fn converse(
 }
 
 /// Makes the calls that are there whole, as many as may be; says how many.
-fn take_calls(
-    site: &Site,
+async fn take_calls(
+    gate: &Gate,
+    token: Option<&[u8]>,
     buffer: &mut BytesMut,
     limit: usize,
     outbox: &Arc<Outbox>,
 ) -> io::Result<usize> {
     let (mut count, mut here) = (0, Vec::new());
+    let site = &gate.site;
+    // Rights may have changed since the last calls.
+    let caller = if buffer.is_empty() { None } else { Some(gate.admit(token, false).await) };
     while count < limit
         && let Some((length, (number, call))) = peek::<(u64, FastCall<'_>)>(buffer, MAX_CALL)?
     {
-        let call = call.into_call();
+        let mut call = call.into_call();
         buffer.advance(length);
         count += 1;
+        let limited = matches!(&caller, Some(Ok(caller)) if !caller.may_everything());
+        if limited && !here.is_empty() {
+            // The check must see the effect of earlier calls.
+            site.call_many(std::mem::take(&mut here), outbox);
+        }
+        let allowed = match &caller {
+            Some(Ok(caller)) if caller.name.is_none() => Ok(()),
+            Some(Ok(caller)) => gate.check_call(caller, &mut call).await,
+            Some(Err(error)) => Err(error.clone()),
+            None => Ok(()),
+        };
+        if let Err(error) = allowed {
+            outbox.put(number, &FastAnswer::new(Err(error)));
+            continue;
+        }
         if site.is_local(&call) {
             here.push((number, call));
             continue;

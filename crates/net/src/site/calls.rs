@@ -56,6 +56,8 @@ impl Site {
             | Call::Plan { .. }
             | Call::Quarantine { .. }
             | Call::PlanSemaphore { .. }
+            | Call::Principal { .. }
+            | Call::Holder(_)
             | Call::Leave(_) => None,
         };
         home == Some(self.0.config.me()) || self.peers().next().is_none()
@@ -102,6 +104,8 @@ impl Site {
             | Call::Plan { .. }
             | Call::Quarantine { .. }
             | Call::PlanSemaphore { .. }
+            | Call::Principal { .. }
+            | Call::Holder(_)
             | Call::Leave(_)) => self.call(call).await,
         }
     }
@@ -258,7 +262,11 @@ impl Site {
     }
 }
 
-/// The site that gave an id out: `L2-…` and `R2-…` come from site 2.
+/// Whether it is the id of a lease, which no client can guess, or of a request that a site made.
+pub(crate) fn is_given_id(id: &str) -> bool {
+    home_of(id).is_some()
+}
+
 /// The site whose id this is, if it is one that a site has made.
 pub(super) fn home_of(id: &str) -> Option<SiteId> {
     let (home, _) = id.strip_prefix(['L', 'R'])?.split_once('-')?;

@@ -283,6 +283,8 @@ pub(crate) struct Request {
     pub(super) asked: Arc<api::Want>,
     pub(super) owner: Option<Arc<str>>,
     pub(super) reason: Option<Arc<str>>,
+    /// The principal that asked.
+    pub(super) principal: Option<Arc<str>>,
     ttl: Duration,
     pub(super) hold: Hold,
     /// Must not wait.

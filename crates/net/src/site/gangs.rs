@@ -83,6 +83,7 @@ impl Site {
             id: spec.id,
             owner: spec.owner,
             reason: Some(format!("gang {name}")),
+            principal: spec.principal,
         };
         let request = self.submit_as(submit, false).await?;
         Ok(self.started(name, &gang.members, request))
@@ -115,12 +116,14 @@ impl Site {
         let (member, token, run) = (spec.member, spec.token, spec.run);
         let ttl = spec.ttl.unwrap_or(super::core::DEFAULT_TTL);
         let (name, owner, leave) = (name.to_owned(), spec.owner, spec.leave);
+        let principal = spec.principal;
         let state = if leave { "done" } else { "gathering" }.to_owned();
         let echo = Joined::new(&name, &member, state, ttl);
         // Often enough that the member is heard of.
         let patience = spec.wait.unwrap_or_default().min(ttl / 3);
         let wait = !patience.is_zero();
-        let call = JoinCall { name, members, member, token, run, ttl, owner, leave, wait };
+        let call =
+            JoinCall { name, members, member, token, run, ttl, owner, principal, leave, wait };
         let ask = async |call: JoinCall, patience| match first {
             Some(first) if first != self.0.config.me() => {
                 self.ask(first, Call::Join(call), patience).await

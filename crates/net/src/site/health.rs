@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Site;
 use crate::api::{Health, Problem};
+use crate::rules::Principals;
 
 impl Site {
     /// The site's health in a word, as the header `kofm-health` carries it.
@@ -115,7 +116,8 @@ impl Site {
     pub fn insecurities(&self) -> Vec<(String, &'static str)> {
         let mut list = Vec::new();
         let site = &self.0.config.site;
-        if self.0.unguarded.load(Ordering::Relaxed) {
+        let open = self.with_principals(Principals::is_empty);
+        if open && self.0.unguarded.load(Ordering::Relaxed) {
             let text = format!("clients on other machines use site {site} without a token");
             list.push((text, "set token_file, or let http be a loopback address"));
         }

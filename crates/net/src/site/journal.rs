@@ -42,6 +42,9 @@ pub(crate) struct Saved {
     pub parts: Vec<SavedPart>,
     /// It is over, and its units are kept back by the policy of their pool.
     pub kept: Option<OnExpiry>,
+    /// The principal that asked. Kept beside the rest, so that older files can be read.
+    #[serde(skip)]
+    pub principal: Option<String>,
 }
 
 /// One claim of it.
@@ -71,6 +74,17 @@ enum Entry {
         clock: Clock,
         idle: Vec<Vec<Unit>>,
     },
+    /// A lease of a principal.
+    HeldBy(Saved, String),
+}
+
+impl Entry {
+    fn held(saved: Saved) -> Self {
+        match saved.principal.clone() {
+            Some(principal) => Self::HeldBy(saved, principal),
+            None => Self::Held(saved),
+        }
+    }
 }
 
 /// What the last life left behind, complete.
@@ -205,7 +219,7 @@ impl Journal {
 
     /// A lease is about to be given.
     pub(crate) fn held(&mut self, saved: Saved) -> io::Result<()> {
-        self.append(&[Entry::Held(saved)])
+        self.append(&[Entry::held(saved)])
     }
 
     /// A lease is about to be given back.
@@ -224,7 +238,7 @@ impl Journal {
         clock: Clock,
         idle: Vec<Vec<Unit>>,
     ) -> io::Result<()> {
-        let mut entries: Vec<Entry> = leases.into_iter().map(Entry::Held).collect();
+        let mut entries: Vec<Entry> = leases.into_iter().map(Entry::held).collect();
         entries.push(Entry::Clean { clock, idle });
         self.append(&entries)?;
         self.file.as_ref().map_or(Ok(()), |file| self.disk.sync(file))
@@ -249,7 +263,7 @@ impl Journal {
     fn all(&self, leases: Vec<Saved>) -> Vec<Entry> {
         let Self { incarnation, synced, .. } = *self;
         let life = Entry::Life { incarnation, boot: boot(), synced };
-        [life].into_iter().chain(leases.into_iter().map(Entry::Held)).collect()
+        [life].into_iter().chain(leases.into_iter().map(Entry::held)).collect()
     }
 
     /// Writes a new file, syncs it, renames it, and syncs the directory.
@@ -316,6 +330,10 @@ fn read(bytes: &[u8], incarnation: u64, boot: &str) -> Option<Legacy> {
     for entry in entries {
         match entry {
             Entry::Held(saved) => drop(legacy.leases.insert(saved.lease.clone(), saved)),
+            Entry::HeldBy(saved, principal) => {
+                let saved = Saved { principal: Some(principal), ..saved };
+                legacy.leases.insert(saved.lease.clone(), saved);
+            }
             Entry::Over(lease) => drop(legacy.leases.remove(&lease)),
             Entry::Clean { clock, idle } => {
                 (legacy.clock, legacy.idle) = (clock, idle);
@@ -356,6 +374,7 @@ mod tests {
             request: "r".into(),
             want: BTreeMap::from([("gpu".into(), 1)]),
             owner: None,
+            principal: Some("ci".into()),
             reason: None,
             ttl: Duration::from_secs(1),
             fence: 7,

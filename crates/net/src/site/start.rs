@@ -22,6 +22,7 @@ use crate::incarnation::{IdentityError, StateDir};
 use crate::link::{Answers, Caller, Identity, Lives, Mesh};
 use crate::plan::{self, Plan};
 use crate::random;
+use crate::rules::Principals;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
@@ -148,11 +149,17 @@ impl Site {
             Caller::new(&config.cluster, name, it, Arc::clone(&lives))
         };
         let others = others.map(caller).collect();
+        let mut recalled = Principals::new();
         let ballots = if let Some(ballots) = together {
             ballots
         } else {
             let mut own = Ballots::open(dir)?;
             same_members(&config, own.recall())?;
+            if own.recall().epoch > 0
+                && let Ok(record) = plan::unpack(&own.recall().body)
+            {
+                recalled = record.plan.principals;
+            }
             Arc::new(own)
         };
         let answers: Option<Arc<dyn Answers>> =
@@ -205,6 +212,7 @@ impl Site {
             unguarded: AtomicBool::new(false),
             takers: AtomicU64::new(0),
             local,
+            recalled,
             _state: state,
         });
         Ok(Self(inner))

@@ -44,6 +44,7 @@ impl Core {
             owner: request.owner.as_ref().map(ToString::to_string),
             reason: request.reason.as_ref().map(ToString::to_string),
             held_ms: millis(now.since(lease.since)),
+            principal: request.principal.as_ref().map(ToString::to_string),
         })
     }
 
@@ -94,6 +95,7 @@ impl Core {
             site: self.site.to_string(),
             waited_ms: millis(waited),
             claim,
+            principal: request.principal.as_ref().map(ToString::to_string),
         }
     }
 
@@ -176,6 +178,7 @@ impl Core {
                     site: self.site.to_string(),
                     waited_ms: millis(now.since(request.submitted)),
                     claim: Some(claim),
+                    principal: request.principal.as_ref().map(ToString::to_string),
                 })
             })
             .collect()

@@ -6,6 +6,7 @@ mod drain;
 mod edge;
 mod fast;
 mod rejoin;
+mod rights;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};

@@ -81,6 +81,7 @@ impl Core {
             waited_ms: request.map(|request| millis(request.waited)),
             held_ms: None,
             cause: None,
+            principal: request.and_then(|request| request.principal.clone()),
         }
     }
 }

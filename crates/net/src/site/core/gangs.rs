@@ -204,6 +204,7 @@ impl Core {
                     // told and have stopped before the units are given away.
                     ttl: Some(rally.ttl * 2),
                     owner: call.owner.clone(),
+                    principal: call.principal.clone(),
                     reason: Some(format!("gang {}", call.name)),
                     ..Submit::default()
                 };

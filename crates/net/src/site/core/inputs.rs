@@ -238,6 +238,10 @@ impl Core {
             Call::Quarantine { pool, unit, reason } => {
                 return self.edit(Edit::Quarantine(pool, unit, reason), reply);
             }
+            Call::Principal { name, change } => {
+                return self.edit(Edit::Principal(name, change), reply);
+            }
+            Call::Holder(id) => self.holder(&id),
             Call::Leave(name) => return self.edit(Edit::Leave(name), reply),
         };
         self.respond(reply, answer);

@@ -10,7 +10,7 @@ use kofm_core::epoch::Record;
 use tracing::{error, info, warn};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
-use crate::api::{Hold, OnExpiry, State, Want};
+use crate::api::{Hold, Holder, OnExpiry, State, Want};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::plan::Plan;
@@ -48,6 +48,7 @@ impl Core {
             want: Want::clone(&request.asked),
             owner: text(&request.owner),
             reason: text(&request.reason),
+            principal: text(&request.principal),
             ttl: lease.ttl,
             fence: lease.fence,
             epoch: lease.epoch,
@@ -162,6 +163,14 @@ impl Core {
 
     /// The holder of a lease of the last life, or of the request that it came from, does not need
     /// it any more. False where there is none.
+    /// Whose a lease or request of the last life is.
+    pub(super) fn legacy_holder(&self, id: &str) -> Option<Holder> {
+        let mut leases = self.legacy.iter().flat_map(|legacy| legacy.leases.values());
+        let saved = leases.find(|it| it.lease == id || it.request == id)?;
+        let pools = saved.want.keys().cloned().collect();
+        Some(Holder { principal: saved.principal.clone(), pools })
+    }
+
     pub(super) fn drop_legacy(&mut self, id: &str) -> bool {
         let Some(legacy) = &mut self.legacy else { return false };
         let count = legacy.leases.len();
@@ -282,6 +291,7 @@ impl Core {
                 asked: Arc::new(saved.want),
                 owner: saved.owner.map(Into::into),
                 reason: saved.reason.map(Into::into),
+                principal: saved.principal.map(Into::into),
                 ttl: saved.ttl,
                 hold: Hold::Lease,
                 once: false,

@@ -13,6 +13,7 @@ use crate::api::{self, Answer, Code, Hold, Members, State, Submit};
 use crate::boottime::Moment;
 use crate::config::{MAX_SEMAPHORES, MAX_SITES, check_name};
 use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
+use crate::rules::{self, PrincipalChange};
 
 /// Changes of the plan that may wait for each other.
 const MAX_EDITS: usize = 64;
@@ -27,6 +28,8 @@ pub(super) enum Edit {
     Semaphore(String, Option<PlannedSemaphore>),
     /// Makes, changes or removes a gang.
     Gang(String, Members),
+    /// Makes, changes or revokes a principal.
+    Principal(String, PrincipalChange),
     /// Takes a site out of the cluster.
     Leave(String),
 }
@@ -78,6 +81,13 @@ impl Core {
                     let mut plan = self.plan.clone();
                     plan.put_gang(name, members);
                     self.change_plan(plan, Some(reply));
+                }
+                Edit::Principal(name, change) => {
+                    let mut plan = self.plan.clone();
+                    match rules::change(&mut plan.principals, &name, change) {
+                        Ok(()) => self.change_plan(plan, Some(reply)),
+                        Err(error) => self.respond(reply, Err(error)),
+                    }
                 }
                 Edit::Leave(name) => self.plan_leave(&name, reply),
             }

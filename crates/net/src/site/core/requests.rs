@@ -13,7 +13,7 @@ use super::{
     MAX_WATCHERS, MIN_TTL, Mutant, Part, Request, Responder, SETTLE, TRY, Timer, Todo, Told,
     Watcher, millis,
 };
-use crate::api::{self, Answer, Code, Hold, State, Submit};
+use crate::api::{self, Answer, Code, Hold, Holder, State, Submit};
 use crate::site::calls::home_of;
 
 impl Core {
@@ -98,6 +98,11 @@ impl Core {
         if *request.asked != spec.want {
             let text = "there is a request with this id that asks for other units; choose another";
             return Err(api::Error::new(Code::Malformed, text));
+        }
+        if request.principal.is_some() && request.principal.as_deref() != spec.principal.as_deref()
+        {
+            let text = "another principal has a request with this id; choose another id";
+            return Err(api::Error::new(Code::Forbidden, text));
         }
         if spec.wait == Some(Duration::ZERO) && request.state == State::Queued && !request.once {
             let text = "the request with this id waits; leave out `wait` to wait with it";
@@ -203,6 +208,7 @@ impl Core {
             asked: Arc::clone(&self.asked),
             owner: spec.owner.map(Into::into),
             reason: spec.reason.map(Into::into),
+            principal: spec.principal.map(Into::into),
             ttl: if heals { ttl.min(MAX_HEALING_TTL) } else { ttl },
             hold,
             once,
@@ -411,6 +417,17 @@ impl Core {
             numbers: BTreeMap::new(),
         };
         engines.into_iter().map(part).collect()
+    }
+
+    /// Whose a lease or request is.
+    pub(super) fn holder(&self, id: &str) -> Result<Answer, api::Error> {
+        let key = self.by_lease.get(id).or_else(|| self.by_id.get(id));
+        if let Some(request) = key.and_then(|key| self.requests.get(key)) {
+            let pools = request.asked.keys().cloned().collect();
+            let principal = request.principal.as_ref().map(ToString::to_string);
+            return Ok(Answer::Holder(Holder { principal, pools }));
+        }
+        self.legacy_holder(id).map(Answer::Holder).ok_or_else(|| unknown_request(id))
     }
 
     pub(super) fn forget(&mut self, key: u64) {

@@ -1,0 +1,210 @@
+//! Who asks, and whether it may: the credential of a client, and its rights.
+
+use std::sync::Arc;
+
+use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use serde_json::Value;
+
+use crate::access::Access;
+use crate::api::{self, Call, Code, Happening, Holder};
+use crate::rules::{self, Principal, Principals, TOKEN_FILE, Verb};
+use crate::site::Site;
+
+/// Identifies the clients of a site.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate {
+    pub site: Site,
+    pub access: Access,
+}
+
+/// A client that was identified.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// None if no credential is asked for.
+    pub name: Option<Arc<str>>,
+    /// The rights of a principal; none if it may do everything.
+    limits: Option<Arc<Principal>>,
+}
+
+impl Gate {
+    /// The token that a request shows.
+    pub(crate) fn token(headers: &HeaderMap) -> Option<Vec<u8>> {
+        let shown = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes)?;
+        let (scheme, token) = shown.split_at_checked("Bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.to_vec())
+    }
+
+    /// Whether clients need no credential: the cluster has no principals, and the site no tokens.
+    pub(crate) fn is_open(&self) -> bool {
+        self.access.is_open() && self.site.with_principals(Principals::is_empty)
+    }
+
+    /// Identifies a client. `stale`: whether rules will do that may have changed since.
+    pub(crate) async fn admit(
+        &self,
+        token: Option<&[u8]>,
+        stale: bool,
+    ) -> Result<Caller, api::Error> {
+        if self.is_open() {
+            return Ok(Caller { name: None, limits: None });
+        }
+        let Some(token) = token else {
+            let text = "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
+            return Err(api::Error::new(Code::Unauthorized, text));
+        };
+        if self.access.has(token) {
+            return Ok(Caller { name: Some(TOKEN_FILE.into()), limits: None });
+        }
+        if !stale && self.site.with_principals(|all| !all.is_empty()) {
+            self.site.current_principals().await?;
+        }
+        let found = self.site.with_principals(|all| {
+            rules::find(all, token).map(|(name, it)| (Arc::from(name), Arc::new(it.clone())))
+        });
+        let Some((name, principal)) = found else {
+            let text = "token rejected: it is neither a token of the cluster (revoked?) nor in the \
+                        site's token_file; set KOFM_TOKEN to a valid one";
+            return Err(api::Error::new(Code::Unauthorized, text));
+        };
+        let limits = (!principal.rules_all()).then_some(principal);
+        Ok(Caller { name: Some(name), limits })
+    }
+
+    /// Whether a call over the lean protocol is allowed; it then carries its principal.
+    pub(crate) async fn check_call(
+        &self,
+        caller: &Caller,
+        call: &mut Call,
+    ) -> Result<(), api::Error> {
+        if let Call::Submit { spec, .. } = call {
+            spec.principal = caller.name.as_deref().map(str::to_owned);
+            return caller.needs_all(Verb::Acquire, spec.want.keys());
+        }
+        if caller.may_everything() {
+            return Ok(());
+        }
+        let (id, own, other) = if let Call::Watch { id, .. } = call {
+            // The answer has the lease's id.
+            (id, None, Verb::ReleaseAny)
+        } else if let Call::Cancel(id) = call {
+            (id, Some(Verb::ReleaseOwn), Verb::Operate)
+        } else if let Call::Renew(id) = call {
+            (id, Some(Verb::Acquire), Verb::Operate)
+        } else if let Call::Release(id) = call {
+            (id, Some(Verb::ReleaseOwn), Verb::ReleaseAny)
+        } else {
+            // The only other call concerns the connection itself.
+            return if matches!(call, Call::Abandon(_)) { Ok(()) } else { caller.needs_admin() };
+        };
+        let holder = self.site.holder(id).await?;
+        caller.needs_on(holder.as_ref(), id, own, other)
+    }
+}
+
+impl Caller {
+    pub(crate) const fn may_everything(&self) -> bool {
+        self.limits.is_none()
+    }
+
+    pub(crate) fn may(&self, verb: Verb, name: &str) -> bool {
+        self.limits.as_ref().is_none_or(|it| it.allows(verb, name))
+    }
+
+    fn lacks(&self, verb: Verb, kind: &str, name: &str) -> api::Error {
+        let who = self.name.as_deref().unwrap_or_default();
+        let text = format!(
+            "principal `{who}` lacks `{verb}` on {kind} `{name}`; an administrator grants it with \
+             `kofm allow {who} {verb}:{name}`"
+        );
+        api::Error::new(Code::Forbidden, text)
+    }
+
+    /// Refuses a verb on a pool, semaphore or gang that no rule grants.
+    pub(crate) fn needs(&self, verb: Verb, kind: &str, name: &str) -> Result<(), api::Error> {
+        if self.may(verb, name) { Ok(()) } else { Err(self.lacks(verb, kind, name)) }
+    }
+
+    pub(crate) fn needs_all<'a>(
+        &self,
+        verb: Verb,
+        mut pools: impl Iterator<Item = &'a String>,
+    ) -> Result<(), api::Error> {
+        pools.try_for_each(|pool| self.needs(verb, "pool", pool))
+    }
+
+    /// Refuses callers that may not administer the whole cluster.
+    pub(crate) fn needs_admin(&self) -> Result<(), api::Error> {
+        if self.may_everything() { Ok(()) } else { Err(self.lacks(Verb::Admin, "pattern", "*")) }
+    }
+
+    /// Whether a lease or request is the caller's.
+    fn owns(&self, holder: &Holder) -> bool {
+        holder.principal.is_some() && holder.principal.as_deref() == self.name.as_deref()
+    }
+
+    /// Refuses a verb on a lease or request: one for the caller's own, another for those of others.
+    pub(crate) fn needs_on(
+        &self,
+        holder: Option<&Holder>,
+        id: &str,
+        own: Option<Verb>,
+        other: Verb,
+    ) -> Result<(), api::Error> {
+        let verb = match holder {
+            Some(holder) if self.owns(holder) => own,
+            Some(_) => Some(other),
+            // An id that no site has protects nothing; a name may still mean a lease.
+            None if crate::site::is_given_id(id) => None,
+            None => return if self.may(other, "*") { Ok(()) } else { Err(unknown(id)) },
+        };
+        match (verb, holder) {
+            (Some(verb), Some(holder)) => self.needs_all(verb, holder.pools.iter()),
+            (Some(_) | None, _) => Ok(()),
+        }
+    }
+
+    /// Whether the caller may see an event.
+    pub(crate) fn may_see(&self, happening: &Happening) -> bool {
+        let own = happening.principal.is_some() && happening.principal == self.name;
+        own || happening.want.keys().all(|pool| self.may(Verb::Read, pool))
+    }
+
+    /// Whether the caller may see an entry of a list; ids of leases that it must not release are
+    /// taken out of it.
+    pub(crate) fn sees(&self, entry: &mut Value) -> bool {
+        let own = entry["principal"].as_str().is_some_and(|it| Some(it) == self.name.as_deref());
+        let mut pools: Vec<String> = Vec::new();
+        for field in ["want", "units"] {
+            pools.extend(entry[field].as_object().into_iter().flat_map(|it| it.keys().cloned()));
+        }
+        if pools.is_empty() {
+            let name = entry["pool"].as_str().or_else(|| entry["name"].as_str());
+            pools.extend(name.map(str::to_owned));
+        }
+        if !own && !pools.iter().all(|pool| self.may(Verb::Read, pool)) {
+            return false;
+        }
+        if !own && !pools.iter().all(|pool| self.may(Verb::ReleaseAny, pool)) {
+            if entry.get("fence").is_some() && entry.get("event").is_none() {
+                entry["id"] = "".into();
+            }
+            if let Some(lease) = entry.get_mut("lease").filter(|it| it.is_object()) {
+                lease["id"] = "".into();
+            }
+        }
+        for blocker in
+            entry.get_mut("blocked_by").and_then(Value::as_array_mut).into_iter().flatten()
+        {
+            let pool = blocker["pool"].as_str().unwrap_or_default();
+            if !self.may(Verb::ReleaseAny, pool) {
+                blocker["lease"] = Value::Null;
+            }
+        }
+        true
+    }
+}
+
+fn unknown(id: &str) -> api::Error {
+    let text = format!("there is no request or lease `{id}`, or it ended long ago");
+    api::Error::new(Code::UnknownRequest, text)
+}

@@ -1,0 +1,94 @@
+//! Principals and rules under `/v1/tokens` and `/v1/rules`.
+
+use std::collections::BTreeSet;
+
+use axum::body::Body;
+use axum::extract::State as Shared;
+use axum::http::Request as HttpRequest;
+use serde_json::json;
+
+use super::{Answer, App, Named, body, ok};
+use crate::api::{Code, CreateToken, Error, PutRules, TokenView};
+use crate::rules::{Rule, Verb};
+
+fn parse(texts: &[String]) -> Result<BTreeSet<Rule>, Error> {
+    let rules = texts.iter().map(|text| text.parse::<Rule>());
+    rules.collect::<Result<_, _>>().map_err(|text| Error::new(Code::Malformed, text))
+}
+
+pub(super) async fn list(Shared(app): Shared<App>) -> Answer {
+    ok(&app.site.tokens())
+}
+
+pub(super) async fn create(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    let CreateToken { name, rules } = body(request).await?;
+    let rules = parse(&rules)?;
+    let all = |rule: &Rule| rule.pattern == "*" && rule.verbs.contains(&Verb::Admin);
+    if app.gate.is_open() && !rules.iter().any(all) {
+        let text = "the first principal must have the rule admin:*, because every client needs a \
+                    token from then on; create it first, as in `kofm token create admin --allow \
+                    admin:*`";
+        return Err(Error::new(Code::InUse, text).into());
+    }
+    ok(&app.site.create_token(&name, rules).await?)
+}
+
+/// Refuses a change after which no principal could administer the cluster, unless this site's
+/// `token_file` can.
+fn keep_an_administrator(
+    app: &App,
+    name: &str,
+    deny: Option<&BTreeSet<Rule>>,
+) -> Result<(), Error> {
+    let rules = |texts: &[String]| parse(texts).unwrap_or_default();
+    let admin = |it: &Rule| it.pattern == "*" && it.verbs.contains(&Verb::Admin);
+    let stays = |token: &TokenView| {
+        let kept = |rule: &&Rule| token.name != name || deny.is_some_and(|it| !it.contains(*rule));
+        rules(&token.rules).iter().filter(kept).any(admin)
+    };
+    let tokens = app.site.tokens();
+    let was = tokens.iter().any(|it| it.name == name && rules(&it.rules).iter().any(admin));
+    if !app.gate.access.is_open() || !was || tokens.iter().any(stays) {
+        return Ok(());
+    }
+    let text = format!(
+        "principal `{name}` is the last one with the rule admin:*; create another one first"
+    );
+    Err(Error::new(Code::InUse, text))
+}
+
+pub(super) async fn revoke(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+    keep_an_administrator(&app, &name, None)?;
+    app.site.revoke_token(&name).await?;
+    ok(&json!({"name": name, "state": "revoked"}))
+}
+
+pub(super) async fn rules(Shared(app): Shared<App>) -> Answer {
+    let list = app.site.tokens().into_iter().flat_map(|token| {
+        let name = token.name;
+        token.rules.into_iter().map(move |rule| json!({"principal": name, "rule": rule}))
+    });
+    ok(&list.collect::<Vec<_>>())
+}
+
+pub(super) async fn change(
+    Shared(app): Shared<App>,
+    Named(name): Named,
+    request: HttpRequest<Body>,
+) -> Answer {
+    let PutRules { allow, deny } = body(request).await?;
+    let (allow, deny) = (parse(&allow)?, parse(&deny)?);
+    keep_an_administrator(&app, &name, Some(&deny))?;
+    if !allow.is_empty() {
+        app.site.allow(&name, allow).await?;
+    }
+    if !deny.is_empty() {
+        app.site.deny(&name, deny).await?;
+    }
+    let known = app.site.tokens().into_iter().find(|it| it.name == name);
+    let unknown = || {
+        let text = format!("unknown principal `{name}`; `kofm token ls` lists them");
+        Error::new(Code::NotFound, text)
+    };
+    ok(&known.ok_or_else(unknown)?)
+}
