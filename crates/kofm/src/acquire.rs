@@ -143,9 +143,10 @@ pub(crate) async fn acquire(
     demand: &Demand,
     signals: &mut Signals,
 ) -> Result<api::Lease, Exit> {
+    let spec = &client.named(spec);
     let (request, signal) = answered(client.submit(spec), signals).await?;
     let waits = request.state == State::Queued;
-    let request = settled(client, request, signal, signals).await?;
+    let request = settled(client, Some(spec), request, signal, signals).await?;
     match request.lease {
         Some(lease) if request.state == State::Granted => Ok(lease),
         // This process was stopped for that long.
@@ -177,9 +178,10 @@ pub(crate) async fn answered<T>(
 }
 
 /// Waits until a request is granted or over. It is given up when a signal has come or comes, and
-/// when the site can no longer be asked about it.
+/// when no site can be asked about it any more. With `spec`, it is submitted again if its site is lost.
 pub(crate) async fn settled(
     client: &Client,
+    spec: Option<&Submit>,
     request: api::Request,
     signal: Option<i32>,
     signals: &mut Signals,
@@ -194,10 +196,16 @@ pub(crate) async fn settled(
             None => signals.next().await,
         }
     };
+    let wait = async {
+        match spec {
+            Some(spec) => client.wait_for(spec, request).await,
+            None => client.wait(request).await,
+        }
+    };
     let number = tokio::select! {
         biased;
         number = sent => number,
-        waited = client.wait(request) => {
+        waited = wait => {
             if waited.is_err() {
                 // It may well fail like the question before it; then the lease expires.
                 client.cancel(&id).await.ok();
@@ -250,5 +258,28 @@ pub(crate) struct Release {
 impl Release {
     pub(crate) fn run(self) -> Result<(), Exit> {
         self.server.with(async |client| Ok(client.release(&self.lease).await?))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Cancel {
+    /// The request's id, as `kofm queue` shows it
+    request: String,
+    #[command(flatten)]
+    server: Server,
+    /// Print the request as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Cancel {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        let request = self.server.with(async |client| Ok(client.cancel(&self.request).await?))?;
+        if self.json {
+            return print_json(&request);
+        }
+        let state = format!("{:?}", request.state).to_lowercase();
+        tell(&format!("{} {state}", request.id));
+        Ok(())
     }
 }

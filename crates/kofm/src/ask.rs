@@ -15,10 +15,10 @@ use crate::tables::{
     show_time, show_units, show_want, table,
 };
 
-/// Where the site is.
+/// Where the sites are.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Server {
-    /// The site: http://HOST:PORT or unix:PATH
+    /// The site: http://HOST:PORT or unix:PATH; several, separated by commas, are tried in turn
     #[arg(long, env = "KOFM_ADDR", default_value = DEFAULT)]
     pub addr: String,
 }
@@ -29,15 +29,17 @@ impl Server {
     pub(crate) fn client(&self) -> Result<Client, Exit> {
         // A variable that is empty is as good as none.
         let addr = if self.addr.is_empty() { DEFAULT } else { &self.addr };
-        let address =
-            Address::parse(addr).map_err(|text| Exit::new(USAGE, format!("--addr: {text}")))?;
-        Ok(Client::new(address, token(addr)?))
+        let wrong = |text: String| Exit::new(USAGE, format!("--addr: {text}"));
+        let list = addr.split(',').map(str::trim).filter(|it| !it.is_empty());
+        let list: Result<Vec<Address>, String> = list.map(Address::parse).collect();
+        let client = Client::of_several(list.map_err(wrong)?, token(addr)?);
+        client.ok_or_else(|| wrong(format!("`{addr}` has no address; write http://HOST:PORT")))
     }
 
     /// A client of the first address that shows another token.
     pub(crate) fn client_with(&self, token: Option<&str>) -> Result<Client, Exit> {
         let addr = self.addr.split(',').next().filter(|it| !it.is_empty()).unwrap_or(DEFAULT);
-        let address = Address::parse(addr).map_err(|text| Exit::new(USAGE, text))?;
+        let address = Address::parse(addr.trim()).map_err(|text| Exit::new(USAGE, text))?;
         Ok(Client::new(address, token.map(str::to_owned)))
     }
 

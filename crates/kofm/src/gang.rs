@@ -255,7 +255,7 @@ impl Run {
                 ),
             ));
         }
-        let request = settled(client, started.request, signal, &mut signals).await?;
+        let request = settled(client, None, started.request, signal, &mut signals).await?;
         let Some(lease) = request.lease.clone().filter(|_| request.state == State::Granted) else {
             return Err(self.refused(&request));
         };

@@ -65,6 +65,8 @@ enum Command {
     Renew(acquire::Renew),
     /// Give a lease back
     Release(acquire::Release),
+    /// Give up a waiting request
+    Cancel(acquire::Cancel),
     /// Show pools and who holds their units
     Status(ask::Status),
     /// Show who waits
@@ -123,6 +125,7 @@ impl Command {
             Self::Acquire(acquire) => acquire.run(),
             Self::Renew(renew) => renew.run(),
             Self::Release(release) => release.run(),
+            Self::Cancel(cancel) => cancel.run(),
             Self::Status(status) => status.run(),
             Self::Queue(queue) => queue.run(),
             Self::Explain(explain) => explain.run(),
@@ -173,7 +176,8 @@ free port; 75 busy, with --wait 0; 76 lease lost; 77 not allowed; 78 a mistake
 in the configuration; 124 --wait ran out; 126 and 127 run could not start the
 child; 1 the answer is no, or cannot be printed.
 
-The server is found by --addr or KOFM_ADDR, the token by KOFM_TOKEN. What up
+The sites are found by --addr or KOFM_ADDR (several, separated by commas: when
+one does not answer, the next is asked), the token by KOFM_TOKEN. What up
 and serve log is chosen by KOFM_LOG: error, warn, info, debug, or a part of
 it, as kofm_net=debug.";
 

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(15);
 /// One long poll; the next one follows.
 const POLL: Duration = Duration::from_secs(30);
+/// The same where there are other sites to ask, so that a stopped site is noticed sooner.
+const SHORT_POLL: Duration = Duration::from_secs(5);
+/// The first pause before another round of all addresses; it doubles up to `LONGEST_PAUSE`.
+const AGAIN: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest answer that is read.
 const MAX_ANSWER: usize = 256 << 20;
 /// Connections that are kept for later.
@@ -63,6 +69,15 @@ impl Address {
     }
 }
 
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(host) => write!(f, "http://{host}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
 /// Why a call did not work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -81,14 +96,32 @@ pub enum ClientError {
     Nonsense(String),
 }
 
-/// Calls one site. Cheap to clone; connections are kept and shared.
+impl ClientError {
+    /// Whether the same call may work later, or at another site.
+    fn is_temporary(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::Refused(error) => {
+                matches!(error.error, api::Code::Unreachable | api::Code::Draining)
+            }
+            Self::Forbidden(_) | Self::Nonsense(_) => false,
+        }
+    }
+}
+
+/// Calls a site, or one of several: when one does not answer, the next call goes to another. Cheap to
+/// clone; connections are kept and shared.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Inner>);
 
 struct Inner {
-    address: Address,
+    /// At least one.
+    addresses: Vec<Address>,
+    /// The place of the address that is used; it moves on when its site does not answer.
+    current: AtomicUsize,
     token: Option<String>,
-    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+    /// Connections, each with the place of its address.
+    idle: Mutex<Vec<(usize, SendRequest<Full<Bytes>>)>>,
     renewer: Mutex<Option<std_mpsc::Sender<Work>>>,
     /// The header `kofm-health` of the last answer.
     health: Mutex<Option<String>>,
@@ -97,15 +130,40 @@ struct Inner {
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The token is a secret.
-        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Client").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
 impl Client {
     /// A client of the site at `address`; nothing is sent yet.
     pub fn new(address: Address, token: Option<String>) -> Self {
+        Self::with_addresses(vec![address], token)
+    }
+
+    /// A client of the sites at `addresses`, which belong to one cluster: it calls the first that
+    /// answers. Returns none if there is no address.
+    pub fn of_several(addresses: Vec<Address>, token: Option<String>) -> Option<Self> {
+        (!addresses.is_empty()).then(|| Self::with_addresses(addresses, token))
+    }
+
+    fn with_addresses(addresses: Vec<Address>, token: Option<String>) -> Self {
         let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self(Arc::new(Inner { address, token, idle, renewer, health }))
+        let current = AtomicUsize::new(0);
+        Self(Arc::new(Inner { addresses, current, token, idle, renewer, health }))
+    }
+
+    /// Whether there is another address to go to.
+    pub fn has_several(&self) -> bool {
+        self.0.addresses.len() > 1
+    }
+
+    /// Gives a request an id of its own, if it may have to be repeated at another site.
+    pub fn named(&self, spec: &Submit) -> Submit {
+        let mut spec = spec.clone();
+        if self.has_several() && spec.id.is_none() {
+            spec.id = Some(format!("c-{}", crate::random::hex::<16>()));
+        }
+        spec
     }
 
     /// Calls and reads the answer as JSON.
@@ -116,10 +174,22 @@ impl Client {
         body: Option<&(impl Serialize + Sync)>,
         patience: Duration,
     ) -> Result<T, ClientError> {
+        self.call_within(method, path, body, patience, ANSWER).await
+    }
+
+    /// The same, repeated for up to `total` while the sites answer 503.
+    async fn call_within<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&(impl Serialize + Sync)>,
+        patience: Duration,
+        total: Duration,
+    ) -> Result<T, ClientError> {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| ClientError::Nonsense(error.to_string()))?;
-        let (status, answer) =
-            self.raw(method, path, Bytes::from(body.unwrap_or_default()), patience).await?;
+        let body = Bytes::from(body.unwrap_or_default());
+        let (status, answer) = self.rounds(method, path, body, patience, total).await?;
         if status.is_success() {
             return serde_json::from_slice(&answer)
                 .map_err(|error| ClientError::Nonsense(error.to_string()));
@@ -134,7 +204,9 @@ impl Client {
         }
     }
 
-    /// Calls and gives back what came.
+    /// Calls and returns the answer. A call that can be repeated goes to every address in turn until
+    /// a site answers with anything but 503, and if all answer so, to the same addresses again for
+    /// up to 15 s; other calls move on only if they were not sent.
     pub async fn raw(
         &self,
         method: Method,
@@ -142,38 +214,124 @@ impl Client {
         body: Bytes,
         patience: Duration,
     ) -> Result<(StatusCode, Bytes), ClientError> {
-        let once = async {
-            // A connection that was kept may have been closed. What was not sent, or may be
-            // repeated, is tried again with a new one.
-            let kept = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            if let Some(mut kept) = kept.filter(|it| !it.is_closed())
-                && kept.ready().await.is_ok()
-            {
-                match self.send(kept, method.clone(), path, body.clone()).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) if method == Method::POST && was_sent(&*error) => {
-                        return Err(self.unreachable(&error));
-                    }
-                    Err(_) => {}
-                }
+        self.rounds(method, path, body, patience, ANSWER).await
+    }
+
+    /// Calls all addresses, and again for up to `total` while the answer is not known now.
+    async fn rounds(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        patience: Duration,
+        total: Duration,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let start = Moment::now();
+        let mut pause = AGAIN;
+        loop {
+            let (status, answer) = self.round(&method, path, &body, patience).await?;
+            let later = status == StatusCode::SERVICE_UNAVAILABLE
+                && is_repeatable(&method, path, &body)
+                && serde_json::from_slice::<api::Error>(&answer)
+                    .is_ok_and(|error| error.error == api::Code::Unreachable);
+            if !later || Moment::now().since(start) + pause > total {
+                return Ok((status, answer));
             }
-            let fresh = self.connect().await?;
-            self.send(fresh, method, path, body).await.map_err(|error| self.unreachable(&error))
-        };
-        match timeout(patience, once).await {
-            Ok(answer) => answer,
-            Err(_) => Err(self.unreachable(&"no answer in time")),
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Calls each address once, until one answers.
+    async fn round(
+        &self,
+        method: &Method,
+        path: &str,
+        body: &Bytes,
+        patience: Duration,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let repeatable = is_repeatable(method, path, body);
+        let first = self.0.current.load(Ordering::Relaxed);
+        let mut refused = None;
+        let mut causes: Vec<String> = Vec::new();
+        for step in 0..self.0.addresses.len() {
+            let place = (first + step) % self.0.addresses.len();
+            // A caller that stops waiting has waited in vain: its next call goes elsewhere.
+            let mut turn = Turn { inner: &self.0, place, answered: false };
+            let mut sent = false;
+            let once = self.once(place, method, path, body, &mut sent);
+            let cause = match timeout(patience, once).await {
+                Ok(Ok((StatusCode::SERVICE_UNAVAILABLE, text))) => {
+                    let stops = serde_json::from_slice::<api::Error>(&text);
+                    let stops = stops.is_ok_and(|error| error.error == api::Code::Draining);
+                    if !repeatable && !stops {
+                        return Ok((StatusCode::SERVICE_UNAVAILABLE, text));
+                    }
+                    refused = Some((StatusCode::SERVICE_UNAVAILABLE, text));
+                    continue;
+                }
+                Ok(Ok(answer)) => {
+                    turn.answered = true;
+                    self.0.current.store(place, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Ok(Err(cause)) => cause,
+                Err(_) => "no answer in time".to_owned(),
+            };
+            causes.push(format!("{}: {cause}", self.0.addresses[place]));
+            if sent && !repeatable {
+                break;
+            }
+        }
+        match refused {
+            Some(answer) => Ok(answer),
+            None => Err(no_site(&causes)),
+        }
+    }
+
+    /// Calls the site at one address; `sent` becomes true when the call may have reached it.
+    async fn once(
+        &self,
+        place: usize,
+        method: &Method,
+        path: &str,
+        body: &Bytes,
+        sent: &mut bool,
+    ) -> Result<(StatusCode, Bytes), String> {
+        // A connection that was kept may have been closed. A call that was not sent, or may be
+        // repeated, is tried again with a new one.
+        let kept = {
+            let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = idle.iter().rposition(|it| it.0 == place);
+            found.map(|found| idle.swap_remove(found).1)
+        };
+        if let Some(mut kept) = kept.filter(|it| !it.is_closed())
+            && kept.ready().await.is_ok()
+        {
+            *sent = true;
+            match self.send(place, kept, method.clone(), path, body.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if *method == Method::POST && was_sent(&*error) => {
+                    return Err(error.to_string());
+                }
+                Err(_) => *sent = false,
+            }
+        }
+        let fresh = self.connect(place).await?;
+        *sent = true;
+        let answer = self.send(place, fresh, method.clone(), path, body.clone()).await;
+        answer.map_err(|error| error.to_string())
     }
 
     async fn send(
         &self,
+        place: usize,
         mut connection: SendRequest<Full<Bytes>>,
         method: Method,
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
-        let host = match &self.0.address {
+        let host = match &self.0.addresses[place] {
             Address::Tcp(host) => host.as_str(),
             Address::Unix(_) => "localhost",
         };
@@ -188,7 +346,7 @@ impl Client {
         let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await?.to_bytes();
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
-            idle.push(connection);
+            idle.push((place, connection));
         }
         Ok((status, answer))
     }
@@ -202,7 +360,23 @@ impl Client {
 
     /// A connection for many calls at once, without HTTP around each of them.
     pub async fn fast(&self) -> Result<FastClient, ClientError> {
-        let mut connection = self.connect().await?;
+        let first = self.0.current.load(Ordering::Relaxed);
+        let mut causes = Vec::new();
+        let mut connected = None;
+        for step in 0..self.0.addresses.len() {
+            let place = (first + step) % self.0.addresses.len();
+            match self.connect(place).await {
+                Ok(connection) => {
+                    self.0.current.store(place, Ordering::Relaxed);
+                    connected = Some((place, connection));
+                    break;
+                }
+                Err(cause) => causes.push(format!("{}: {cause}", self.0.addresses[place])),
+            }
+        }
+        let Some((place, mut connection)) = connected else { return Err(no_site(&causes)) };
+        let unreachable =
+            |error: hyper::Error| no_site(&[format!("{}: {error}", self.0.addresses[place])]);
         let request = HttpRequest::builder()
             .uri("/v1/fast")
             .header(HOST, "localhost")
@@ -212,7 +386,7 @@ impl Client {
         let request = request.body(Full::new(Bytes::new()));
         let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let response = connection.send_request(request).await;
-        let response = response.map_err(|error| self.unreachable(&error))?;
+        let response = response.map_err(unreachable)?;
         if matches!(response.status(), StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
             return Err(ClientError::Forbidden("the site refuses the token".into()));
         }
@@ -220,12 +394,12 @@ impl Client {
             return Err(ClientError::Nonsense(response.status().to_string()));
         }
         let stream = hyper::upgrade::on(response).await;
-        Ok(FastClient::new(TokioIo::new(stream.map_err(|error| self.unreachable(&error))?)))
+        Ok(FastClient::new(TokioIo::new(stream.map_err(unreachable)?)))
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+    async fn connect(&self, place: usize) -> Result<SendRequest<Full<Bytes>>, String> {
         let connection = async {
-            match &self.0.address {
+            match &self.0.addresses[place] {
                 Address::Tcp(host) => {
                     let stream = TcpStream::connect(host).await?;
                     stream.set_nodelay(true)?;
@@ -237,17 +411,9 @@ impl Client {
         };
         match timeout(CONNECT, connection).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(self.unreachable(&error)),
-            Err(_) => Err(self.unreachable(&"no connection in time")),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("no connection in time".to_owned()),
         }
-    }
-
-    fn unreachable(&self, why: &dyn std::fmt::Display) -> ClientError {
-        let address = match &self.0.address {
-            Address::Tcp(host) => format!("http://{host}"),
-            Address::Unix(path) => format!("unix:{}", path.display()),
-        };
-        ClientError::Unreachable(format!("no site answers at {address}: {why}"))
     }
 
     /// The verdict on its health that the site sent with its last answer: `ok`, or a word such as
@@ -263,7 +429,8 @@ impl Client {
 
     /// Asks for units; the request may be granted or wait.
     pub async fn submit(&self, spec: &Submit) -> Result<api::Request, ClientError> {
-        self.call(Method::POST, "/v1/requests", Some(spec), ANSWER).await
+        let total = spec.wait.unwrap_or(ANSWER);
+        self.call_within(Method::POST, "/v1/requests", Some(spec), ANSWER, total).await
     }
 
     /// A request, after at most `wait`.
@@ -276,6 +443,40 @@ impl Client {
     pub async fn wait(&self, mut request: api::Request) -> Result<api::Request, ClientError> {
         while request.state == api::State::Queued {
             request = self.watch(&request.id, POLL).await?;
+        }
+        Ok(request)
+    }
+
+    /// The same for a request that was submitted as `spec`, with an id. If its site is lost and no
+    /// other site knows it, it is submitted again with the same id. While no site answers, this
+    /// tries again for some seconds.
+    pub async fn wait_for(
+        &self,
+        spec: &Submit,
+        mut request: api::Request,
+    ) -> Result<api::Request, ClientError> {
+        if !self.has_several() || spec.id.is_none() {
+            return self.wait(request).await;
+        }
+        let start = Moment::now();
+        let mut heard = start;
+        while request.state == api::State::Queued {
+            let mut answer = self.watch(&request.id, SHORT_POLL).await;
+            if matches!(&answer, Err(ClientError::Refused(it)) if it.error == api::Code::UnknownRequest)
+            {
+                let waited = Moment::now().since(start);
+                let wait = spec.wait.map(|wait| wait.saturating_sub(waited));
+                answer = self.submit(&Submit { wait, ..spec.clone() }).await;
+            }
+            match answer {
+                Ok(next) => {
+                    request = next;
+                    heard = Moment::now();
+                }
+                Err(error) if !error.is_temporary() => return Err(error),
+                Err(error) if Moment::now().since(heard) > ANSWER => return Err(error),
+                Err(_) => tokio::time::sleep(LONGEST_PAUSE).await,
+            }
         }
         Ok(request)
     }
@@ -301,10 +502,11 @@ impl Client {
     /// Waits for the units, and holds them until the guard is dropped.
     pub async fn acquire(&self, spec: &Submit) -> Result<LeaseGuard, ClientError> {
         let sent = Moment::now();
+        let spec = &self.named(spec);
         let request = self.submit(spec).await?;
         let queued = request.state == api::State::Queued;
         let mut giving_up = GiveUp { client: self.clone(), id: Some(request.id.clone()) };
-        let request = self.wait(request).await?;
+        let request = self.wait_for(spec, request).await?;
         giving_up.id = None;
         // What expired may have its lease still, for a person to release.
         let granted = request.state == api::State::Granted;
@@ -328,7 +530,7 @@ impl Client {
         let sender = renewer.get_or_insert_with(|| {
             let (sender, receiver) = std_mpsc::channel();
             // It must not keep its client alive.
-            let client = Self::new(self.0.address.clone(), self.0.token.clone());
+            let client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone());
             let thread = std::thread::Builder::new().name("kofm-renew".into());
             if let Err(error) = thread.spawn(move || renew_all(&client, &receiver)) {
                 tracing::error!(%error, "no thread for renewals: leases will expire");
@@ -443,6 +645,37 @@ impl Kept {
         let due = self.until.since(now).saturating_sub(self.ttl * 2 / 3);
         due.max(self.again.since(now))
     }
+}
+
+/// A call to one address. Unless its site has answered, the next call goes to the next address.
+struct Turn<'a> {
+    inner: &'a Inner,
+    place: usize,
+    answered: bool,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            let next = (self.place + 1) % self.inner.addresses.len();
+            let current = &self.inner.current;
+            // Another call may have found a better one meanwhile.
+            current.compare_exchange(self.place, next, Ordering::Relaxed, Ordering::Relaxed).ok();
+        }
+    }
+}
+
+fn no_site(causes: &[String]) -> ClientError {
+    ClientError::Unreachable(format!("no site answers at {}", causes.join("; ")))
+}
+
+/// Whether a call that was sent twice has the effect of one.
+fn is_repeatable(method: &Method, path: &str, body: &[u8]) -> bool {
+    if *method != Method::POST || path.ends_with("/renew") {
+        return true;
+    }
+    let submits = path == "/v1/requests";
+    submits && serde_json::from_slice::<Submit>(body).is_ok_and(|it| it.id.is_some())
 }
 
 fn was_sent(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {

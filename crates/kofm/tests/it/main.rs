@@ -6,6 +6,7 @@ mod bench;
 mod disk;
 mod doctor;
 mod epochs;
+mod failover;
 mod forged;
 mod gangs;
 mod guard;
