@@ -3,6 +3,7 @@
 mod chaos;
 mod package;
 mod reference;
+mod sbom;
 #[cfg(test)]
 mod tidy;
 
@@ -13,7 +14,8 @@ cargo xtask reference     mean messages and waits beside the reference for Rayna
 cargo xtask chaos         real sites in network namespaces, killed, stopped and cut off
 cargo xtask fuzz ROUNDS   wrong calls and frames, many more than the tests try
 cargo xtask wheel         wheels of the Python client and of the binary, in target/packages
-cargo xtask package KIND  deb or tarball, in target/packages";
+cargo xtask package KIND  deb or tarball, in target/packages
+cargo xtask sbom          every crate that is built into kofm, as CycloneDX JSON";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
             let args = ["test", "--release", "-p", "kofm-net", "--test", "fuzz"];
             run(Command::new("cargo").args(args).env("KOFM_FUZZ", rounds))
         }
+        ["sbom"] => sbom::run(),
         ["wheel"] => package::wheel(),
         ["package", kind @ ("deb" | "tarball")] => package::package(kind),
         _ => {
