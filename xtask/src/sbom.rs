@@ -1,4 +1,4 @@
-//! A bill of materials: every crate that is built into `kofm`, in the form of CycloneDX 1.5.
+//! A bill of materials: every crate that is built into `kofm`, in the form of `CycloneDX` 1.5.
 
 use std::collections::BTreeSet;
 use std::process::{Command, ExitCode};

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod ask;
+mod audit;
 mod bench;
 mod cgroup;
 mod check;
@@ -97,6 +98,8 @@ enum Command {
     Allow(token::Allow),
     /// Show which principal may do what
     Rules(token::Rules),
+    /// Show or check the audit log of a site
+    Audit(audit::Audit),
     /// Simulate a protocol on a made-up network
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
@@ -139,6 +142,7 @@ impl Command {
             Self::Token(token) => token.run(),
             Self::Allow(allow) => allow.run(),
             Self::Rules(rules) => rules.run(),
+            Self::Audit(audit) => audit.run(),
             Self::Sim(args) => sim::run(&args),
             Self::Check(args) => check::run(&args),
             Self::Replay(args) => replay::run(&args),

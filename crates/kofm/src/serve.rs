@@ -12,7 +12,8 @@ use kofm_net::config::Config;
 use kofm_net::exposure::exposures;
 use kofm_net::http::bind_unix;
 use kofm_net::{Access, Site};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -127,6 +128,8 @@ impl Serve {
         protected(&self.config, &config)?;
         self.log.start("info");
         abort_on_panic();
+        // Lease ids are secrets: other users must not read state files.
+        umask(Mode::from_raw_mode(0o077));
         allow_many_files();
         runtime()?.block_on(self.serve(config, text))
     }

@@ -681,6 +681,43 @@ pub struct PutRules {
     pub deny: Vec<String>,
 }
 
+/// An entry of a site's audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Its number, counted from 1.
+    #[serde(rename = "n")]
+    pub number: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The site that was asked.
+    pub site: String,
+    /// The principal that asked; none if it showed no valid credential, or needed none.
+    pub principal: Option<String>,
+    /// The address of the client, or `unix:uid=N`.
+    pub address: String,
+    /// The right that the call needs, or `release`, `cancel` or `renew`.
+    pub verb: String,
+    /// What it concerns.
+    pub object: String,
+    /// Pools, semaphores, gangs and principals that it concerns.
+    pub pools: Vec<String>,
+    /// `ok`, `denied`, `allowed` if the result was not awaited, or the status of the answer.
+    pub result: String,
+}
+
+/// What a check of an audit log found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditCheck {
+    /// Entries that were checked.
+    pub entries: u64,
+    /// The number of the first of them: older ones were put away.
+    pub first: u64,
+    /// Whether all are as the site wrote them.
+    pub verified: bool,
+    /// Where they are not, and why.
+    pub fault: Option<String>,
+}
+
 /// How a site is, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {

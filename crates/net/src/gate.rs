@@ -1,12 +1,12 @@
 //! Who asks, and whether it may: the credential of a client, and its rights.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde_json::Value;
 
 use crate::access::Access;
-use crate::api::{self, Call, Code, Happening, Holder};
+use crate::api::{self, AuditEntry, Call, Code, Happening, Holder};
 use crate::rules::{self, Principal, Principals, TOKEN_FILE, Verb};
 use crate::site::Site;
 
@@ -24,6 +24,8 @@ pub(crate) struct Caller {
     pub name: Option<Arc<str>>,
     /// The rights of a principal; none if it may do everything.
     limits: Option<Arc<Principal>>,
+    /// Names that the call concerns, for the audit log.
+    touched: Arc<Mutex<Vec<String>>>,
 }
 
 impl Gate {
@@ -46,14 +48,14 @@ impl Gate {
         stale: bool,
     ) -> Result<Caller, api::Error> {
         if self.is_open() {
-            return Ok(Caller { name: None, limits: None });
+            return Ok(Caller::new(None, None));
         }
         let Some(token) = token else {
             let text = "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
             return Err(api::Error::new(Code::Unauthorized, text));
         };
         if self.access.has(token) {
-            return Ok(Caller { name: Some(TOKEN_FILE.into()), limits: None });
+            return Ok(Caller::new(Some(TOKEN_FILE.into()), None));
         }
         if !stale && self.site.with_principals(|all| !all.is_empty()) {
             self.site.current_principals().await?;
@@ -67,7 +69,7 @@ impl Gate {
             return Err(api::Error::new(Code::Unauthorized, text));
         };
         let limits = (!principal.rules_all()).then_some(principal);
-        Ok(Caller { name: Some(name), limits })
+        Ok(Caller::new(Some(name), limits))
     }
 
     /// Whether a call over the lean protocol is allowed; it then carries its principal.
@@ -101,7 +103,56 @@ impl Gate {
     }
 }
 
+impl Gate {
+    /// Writes a call over the lean protocol to the audit log.
+    pub(crate) fn note_call(&self, caller: &Caller, address: &str, call: &Call, allowed: bool) {
+        let (verb, quiet) = if matches!(call, Call::Submit { .. }) {
+            (Verb::Acquire.name(), false)
+        } else if matches!(call, Call::Release(_)) {
+            ("release", false)
+        } else if matches!(call, Call::Cancel(_)) {
+            ("cancel", false)
+        } else if matches!(call, Call::Renew(_)) {
+            ("renew", true)
+        } else {
+            (Verb::Read.name(), true)
+        };
+        if allowed && quiet {
+            return;
+        }
+        let (touched, result) = (caller.touched(), if allowed { "allowed" } else { "denied" });
+        let id = if let Call::Release(id) | Call::Cancel(id) = call { id.as_str() } else { "" };
+        let start: String = id.chars().take(9).collect();
+        let object = if touched.is_empty() { format!("{start}…") } else { touched.join(",") };
+        let who = caller.name.as_deref();
+        let entry = AuditEntry::new(who, address, verb, &object, touched, result);
+        self.site.audit().note(entry);
+    }
+}
+
 impl Caller {
+    fn new(name: Option<Arc<str>>, limits: Option<Arc<Principal>>) -> Self {
+        Self { name, limits, touched: Arc::default() }
+    }
+
+    /// The same caller, for the next call.
+    pub(crate) fn again(&self) -> Self {
+        Self { touched: Arc::default(), ..self.clone() }
+    }
+
+    /// Notes a name that the call concerns.
+    pub(crate) fn touch(&self, name: &str) {
+        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        if !touched.iter().any(|it| it == name) {
+            touched.push(name.to_owned());
+        }
+    }
+
+    /// The names that the call concerns.
+    pub(crate) fn touched(&self) -> Vec<String> {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(crate) const fn may_everything(&self) -> bool {
         self.limits.is_none()
     }
@@ -121,15 +172,18 @@ impl Caller {
 
     /// Refuses a verb on a pool, semaphore or gang that no rule grants.
     pub(crate) fn needs(&self, verb: Verb, kind: &str, name: &str) -> Result<(), api::Error> {
+        self.touch(name);
         if self.may(verb, name) { Ok(()) } else { Err(self.lacks(verb, kind, name)) }
     }
 
     pub(crate) fn needs_all<'a>(
         &self,
         verb: Verb,
-        mut pools: impl Iterator<Item = &'a String>,
+        pools: impl Iterator<Item = &'a String>,
     ) -> Result<(), api::Error> {
-        pools.try_for_each(|pool| self.needs(verb, "pool", pool))
+        // All are noted, also those after the first that is refused.
+        let checked: Vec<_> = pools.map(|pool| self.needs(verb, "pool", pool)).collect();
+        checked.into_iter().collect()
     }
 
     /// Refuses callers that may not administer the whole cluster.
@@ -150,12 +204,19 @@ impl Caller {
         own: Option<Verb>,
         other: Verb,
     ) -> Result<(), api::Error> {
+        holder.into_iter().flat_map(|it| &it.pools).for_each(|pool| self.touch(pool));
         let verb = match holder {
             Some(holder) if self.owns(holder) => own,
             Some(_) => Some(other),
             // An id that no site has protects nothing; a name may still mean a lease.
             None if crate::site::is_given_id(id) => None,
-            None => return if self.may(other, "*") { Ok(()) } else { Err(unknown(id)) },
+            None => {
+                return if self.may_everything() || self.may(other, "*") {
+                    Ok(())
+                } else {
+                    Err(unknown(id))
+                };
+            }
         };
         match (verb, holder) {
             (Some(verb), Some(holder)) => self.needs_all(verb, holder.pools.iter()),

@@ -4,6 +4,7 @@
 //! answers for the cluster: it asks the others, and names those that did not answer in the header
 //! `kofm-missing`.
 
+mod audit;
 mod edge;
 mod guard;
 mod listen;
@@ -37,7 +38,7 @@ use tracing::debug;
 
 use self::edge::Edge;
 pub(crate) use self::listen::keep_alive;
-use self::listen::{HEADERS_IN, Slot};
+use self::listen::{HEADERS_IN, Peer, Slot};
 pub use self::listen::{bind_unix, serve, serve_unix};
 use crate::access::Access;
 use crate::api::{
@@ -98,6 +99,7 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .route("/v1/gangs/{name}/join", post(join_gang))
         .route("/v1/tokens", get(tokens::list).post(tokens::create))
         .route("/v1/tokens/{name}", delete(tokens::revoke))
+        .route("/v1/audit", get(audit::audit))
         .route("/v1/rules", get(tokens::rules))
         .route("/v1/rules/{name}", post(tokens::change))
         .route("/v1/events", get(events))
@@ -547,6 +549,7 @@ fn event_stream(
 /// Goes on with frames instead of HTTP.
 async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let token = Gate::token(request.headers());
+    let address = request.extensions().get::<Peer>().cloned();
     if request.headers().get(UPGRADE).is_none_or(|name| name != crate::fast::UPGRADE) {
         let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
@@ -556,7 +559,10 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     tokio::spawn(async move {
         let _slot = slot;
         match timeout(HEADERS_IN, upgraded).await {
-            Ok(Ok(stream)) => crate::fast::serve(app.gate, token, TokioIo::new(stream)).await,
+            Ok(Ok(stream)) => {
+                let address = address.map(|it| it.0).unwrap_or_default();
+                crate::fast::serve(app.gate, token, &address, TokioIo::new(stream)).await;
+            }
             Ok(Err(error)) => debug!(%error, "no upgrade"),
             Err(_) => debug!("no upgrade in time"),
         }

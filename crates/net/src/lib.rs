@@ -12,6 +12,7 @@
 
 mod access;
 pub mod api;
+mod audit;
 mod boottime;
 mod bounds;
 pub mod client;

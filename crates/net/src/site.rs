@@ -49,6 +49,7 @@ use self::desk::Desk;
 use self::input::Command;
 pub use self::start::StartError;
 use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
+use crate::audit::Audit;
 use crate::boottime::Moment;
 use crate::config::Config;
 use crate::incarnation::StateDir;
@@ -91,6 +92,7 @@ struct Inner {
     view: watch::Sender<View>,
     /// The port for other sites is reached from this machine only.
     local: bool,
+    audit: Arc<Audit>,
     /// Principals of the site's last life.
     recalled: Principals,
     _state: Option<Arc<StateDir>>,
@@ -107,6 +109,11 @@ impl Site {
     /// What the site was told.
     pub fn config(&self) -> &Config {
         &self.0.config
+    }
+
+    /// The audit log.
+    pub(crate) fn audit(&self) -> Arc<Audit> {
+        Arc::clone(&self.0.audit)
     }
 
     /// Waits until all other sites are connected.

@@ -95,11 +95,12 @@ impl Outbox {
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(
     gate: Gate,
     token: Option<Vec<u8>>,
+    address: &str,
     stream: S,
 ) {
     let site = gate.site.clone();
     let outbox = Arc::new(Outbox::default());
-    if let Err(error) = converse(&gate, token.as_deref(), stream, &outbox).await {
+    if let Err(error) = converse(&gate, (token.as_deref(), address), stream, &outbox).await {
         tracing::debug!(%error, "fast client");
     }
     // Nobody else knows of the requests that wait: they go with their client.
@@ -113,7 +114,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(
 /// not listened to, so what waits for a client is bounded.
 async fn converse(
     gate: &Gate,
-    token: Option<&[u8]>,
+    from: (Option<&[u8]>, &str),
     stream: impl AsyncRead + AsyncWrite,
     outbox: &Arc<Outbox>,
 ) -> io::Result<()> {
@@ -122,7 +123,7 @@ async fn converse(
     // Calls without an answer.
     let mut open = 0;
     loop {
-        open += take_calls(gate, token, &mut buffer, MAX_OPEN - open, outbox).await?;
+        open += take_calls(gate, from, &mut buffer, MAX_OPEN - open, outbox).await?;
         let count = outbox.take(&mut out);
         if count > 0 {
             open -= count;
@@ -143,7 +144,7 @@ async fn converse(
 /// Makes the calls that are there whole, as many as may be; says how many.
 async fn take_calls(
     gate: &Gate,
-    token: Option<&[u8]>,
+    (token, address): (Option<&[u8]>, &str),
     buffer: &mut BytesMut,
     limit: usize,
     outbox: &Arc<Outbox>,
@@ -165,7 +166,12 @@ async fn take_calls(
         }
         let allowed = match &caller {
             Some(Ok(caller)) if caller.name.is_none() => Ok(()),
-            Some(Ok(caller)) => gate.check_call(caller, &mut call).await,
+            Some(Ok(caller)) => {
+                let caller = caller.again();
+                let allowed = gate.check_call(&caller, &mut call).await;
+                gate.note_call(&caller, address, &call, allowed.is_ok());
+                allowed
+            }
             Some(Err(error)) => Err(error.clone()),
             None => Ok(()),
         };

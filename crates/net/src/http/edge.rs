@@ -145,6 +145,7 @@ pub(super) async fn edge(
 fn parameters(path: &str) -> &'static [&'static str] {
     match path {
         "/v1/leases" | "/v1/queue" => &["pool"],
+        "/v1/audit" => &["since", "principal", "pool", "limit", "verify"],
         "/v1/history" => &["pool", "limit"],
         _ if path.starts_with("/v1/requests/") => &["wait"],
         _ => &[],

@@ -1,17 +1,19 @@
 //! The rights that each path needs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path as UrlPath, State as Shared};
 use axum::http::header::{CONTENT_LENGTH, HeaderValue, WWW_AUTHENTICATE};
-use axum::http::{Method, Request as HttpRequest};
+use axum::http::{Method, Request as HttpRequest, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::ApiError;
-use crate::api::{Code, Error};
+use super::listen::Peer;
+use crate::api::{AuditEntry, Code, Error};
 use crate::gate::{Caller, Gate};
 use crate::rules::Verb;
 
@@ -73,27 +75,50 @@ pub(super) async fn guard(
     next: Next,
 ) -> Response {
     let token = Gate::token(request.headers());
-    let need = need(request.method(), request.uri().path());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let address = request.extensions().get::<Peer>().map(|it| Arc::clone(&it.0));
+    let address = address.unwrap_or_default();
+    let need = need(&method, &path);
+    let verb = verb_of(&need, &method, &path);
     let stale = matches!(need, Need::Nothing);
     let caller = match gate.admit(token.as_deref(), stale).await {
         Ok(caller) => caller,
-        Err(error) => return refused(error),
+        Err(error) => {
+            let object = shown(&path);
+            let entry = AuditEntry::new(None, &address, verb, &object, Vec::new(), "denied");
+            gate.site.audit().note(entry);
+            return refused(error);
+        }
     };
     let (mut parts, body) = request.into_parts();
     let names = UrlPath::<BTreeMap<String, String>>::from_request_parts(&mut parts, &()).await;
     let names = names.map(|it| it.0).unwrap_or_default();
     let name = names.get("name").or_else(|| names.get("id")).map_or("", String::as_str);
     let filtered = matches!(need, Need::Filtered | Need::Own(None, _)) && !caller.may_everything();
-    if let Err(error) = check(&gate, &caller, need, name).await {
-        return refused(error);
+    let response = match check(&gate, &caller, need, name).await {
+        Ok(()) => {
+            parts.extensions.insert(caller.clone());
+            next.run(HttpRequest::from_parts(parts, body)).await
+        }
+        Err(error) => refused(error),
+    };
+    let result = result_of(response.status());
+    // Reads and renewals are too many, and change nothing.
+    let quiet = matches!(method, Method::GET | Method::HEAD) || verb == "renew";
+    if result == "denied" || !quiet {
+        let (touched, who) = (caller.touched(), caller.name.as_deref());
+        let object = if touched.is_empty() { shown(&path) } else { touched.join(",") };
+        let entry = AuditEntry::new(who, &address, verb, &object, touched, &result);
+        gate.site.audit().note(entry);
     }
-    parts.extensions.insert(caller.clone());
-    let response = next.run(HttpRequest::from_parts(parts, body)).await;
     if filtered { filter(response, &caller).await } else { response }
 }
 
 async fn check(gate: &Gate, caller: &Caller, need: Need, name: &str) -> Result<(), Error> {
-    if caller.may_everything() {
+    if caller.name.is_none() {
+        if let Need::On(..) | Need::Gang = need {
+            caller.touch(name);
+        }
         return Ok(());
     }
     match need {
@@ -104,11 +129,52 @@ async fn check(gate: &Gate, caller: &Caller, need: Need, name: &str) -> Result<(
             let gang = gate.site.gang(name).await?;
             caller.needs_all(Verb::Acquire, gang.members.values().flat_map(|want| want.keys()))
         }
+        // Only the audit log needs to know whose it is.
+        Need::Own(own, _) if caller.may_everything() => {
+            if own == Some(Verb::ReleaseOwn)
+                && let Ok(Some(holder)) = gate.site.holder(name).await
+            {
+                holder.pools.iter().for_each(|pool| caller.touch(pool));
+            }
+            Ok(())
+        }
         Need::Own(own, other) => {
             let holder = gate.site.holder(name).await?;
             caller.needs_on(holder.as_ref(), name, own, other)
         }
         Need::Admin => caller.needs_admin(),
+    }
+}
+
+/// The verb of a call in the audit log.
+fn verb_of(need: &Need, method: &Method, path: &str) -> &'static str {
+    match need {
+        Need::On(verb, _) => verb.name(),
+        Need::Gang => Verb::Acquire.name(),
+        Need::Admin => Verb::Admin.name(),
+        Need::Own(Some(_), _) if path.ends_with("/renew") => "renew",
+        Need::Own(Some(_), Verb::Operate) => "cancel",
+        Need::Own(Some(_), _) => "release",
+        Need::InHandler if path.ends_with("/steady-state") => "release",
+        Need::InHandler if method == Method::POST => Verb::Acquire.name(),
+        Need::Nothing | Need::Filtered | Need::Own(None, _) | Need::InHandler => Verb::Read.name(),
+    }
+}
+
+/// The path in the audit log. The id of a lease is a secret, so only its beginning is shown.
+fn shown(path: &str) -> String {
+    let path = path.trim_start_matches("/v1/");
+    match path.strip_prefix("leases/") {
+        Some(id) => format!("leases/{}…", id.chars().take(9).collect::<String>()),
+        None => path.chars().take(200).collect(),
+    }
+}
+
+fn result_of(status: StatusCode) -> String {
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "denied".to_owned(),
+        status if status.is_success() => "ok".to_owned(),
+        status => status.as_u16().to_string(),
     }
 }
 

@@ -32,6 +32,10 @@ pub(super) const HEADERS_IN: Duration = Duration::from_secs(30);
 /// HTTP keeps it.
 pub(super) type Slot = Arc<OwnedSemaphorePermit>;
 
+/// The address of a client; requests carry it.
+#[derive(Clone, Debug)]
+pub(super) struct Peer(pub Arc<str>);
+
 /// Answers clients on a TCP port until the listener fails.
 pub fn serve(
     site: Site,
@@ -47,10 +51,10 @@ pub fn serve(
     async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, address)) => {
                     keep_alive(&stream);
                     if stream.set_nodelay(true).is_ok() {
-                        answer(stream, &router, &slots);
+                        answer(stream, &router, &slots, &address.to_string());
                     }
                 }
                 Err(error) => cannot_accept(&error).await,
@@ -77,7 +81,11 @@ pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => answer(stream, &router, &slots),
+            Ok((stream, _)) => {
+                let user = stream.peer_cred().map(|it| it.uid());
+                let user = user.map_or_else(|_| "?".to_owned(), |uid| uid.to_string());
+                answer(stream, &router, &slots, &format!("unix:uid={user}"));
+            }
             Err(error) => cannot_accept(&error).await,
         }
     }
@@ -99,7 +107,7 @@ async fn cannot_accept(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-fn answer<S>(stream: S, router: &Router, slots: &Arc<Semaphore>)
+fn answer<S>(stream: S, router: &Router, slots: &Arc<Semaphore>, address: &str)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -107,9 +115,11 @@ where
         // Closed at once: the client's retry is cheaper than our memory.
         return warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
     };
+    let peer = Peer(address.into());
     let (slot, service) = (Slot::new(slot), TowerToHyperService::new(router.clone()));
     let service = service_fn(move |mut request: HttpRequest<Incoming>| {
         request.extensions_mut().insert(Slot::clone(&slot));
+        request.extensions_mut().insert(peer.clone());
         service.call(request)
     });
     tokio::spawn(async move {

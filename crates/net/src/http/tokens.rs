@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use axum::Extension;
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::Request as HttpRequest;
@@ -9,6 +10,7 @@ use serde_json::json;
 
 use super::{Answer, App, Named, body, ok};
 use crate::api::{Code, CreateToken, Error, PutRules, TokenView};
+use crate::gate::Caller;
 use crate::rules::{Rule, Verb};
 
 fn parse(texts: &[String]) -> Result<BTreeSet<Rule>, Error> {
@@ -20,8 +22,13 @@ pub(super) async fn list(Shared(app): Shared<App>) -> Answer {
     ok(&app.site.tokens())
 }
 
-pub(super) async fn create(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+pub(super) async fn create(
+    Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
+    request: HttpRequest<Body>,
+) -> Answer {
     let CreateToken { name, rules } = body(request).await?;
+    caller.touch(&name);
     let rules = parse(&rules)?;
     let all = |rule: &Rule| rule.pattern == "*" && rule.verbs.contains(&Verb::Admin);
     if app.gate.is_open() && !rules.iter().any(all) {
@@ -57,7 +64,12 @@ fn keep_an_administrator(
     Err(Error::new(Code::InUse, text))
 }
 
-pub(super) async fn revoke(Shared(app): Shared<App>, Named(name): Named) -> Answer {
+pub(super) async fn revoke(
+    Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
+    Named(name): Named,
+) -> Answer {
+    caller.touch(&name);
     keep_an_administrator(&app, &name, None)?;
     app.site.revoke_token(&name).await?;
     ok(&json!({"name": name, "state": "revoked"}))
@@ -73,9 +85,11 @@ pub(super) async fn rules(Shared(app): Shared<App>) -> Answer {
 
 pub(super) async fn change(
     Shared(app): Shared<App>,
+    Extension(caller): Extension<Caller>,
     Named(name): Named,
     request: HttpRequest<Body>,
 ) -> Answer {
+    caller.touch(&name);
     let PutRules { allow, deny } = body(request).await?;
     let (allow, deny) = (parse(&allow)?, parse(&deny)?);
     keep_an_administrator(&app, &name, Some(&deny))?;

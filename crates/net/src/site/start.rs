@@ -15,6 +15,7 @@ use super::journal::Journal;
 use super::keeper::{self, News};
 use super::tallies::Tallies;
 use super::{EVENTS, Inner, Site};
+use crate::audit::Audit;
 use crate::boottime::{Alarm, Moment, Now};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
@@ -194,6 +195,7 @@ impl Site {
             let (tallies, earlier) = Tallies::open(dir, incarnation)?;
             core.remember(tallies, earlier);
         }
+        let audit = Arc::new(Audit::open(dir, &config.site)?);
         let alarm = Alarm::new()?;
         let desk = Arc::new(Desk::new(core));
         tokio::spawn(Arc::clone(&desk).attend(links, news_receiver, alarm));
@@ -212,6 +214,7 @@ impl Site {
             unguarded: AtomicBool::new(false),
             takers: AtomicU64::new(0),
             local,
+            audit,
             recalled,
             _state: state,
         });
