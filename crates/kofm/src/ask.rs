@@ -274,12 +274,17 @@ pub(crate) struct Members {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Take a site out of the cluster for good; for clusters that keep their epoch in etcd
+    /// Remove a site from the cluster for good, as `kofm member rm` does
     #[arg(long, value_name = "SITE", conflicts_with = "json")]
     remove: Option<String>,
 }
 
 impl Members {
+    /// Removes a site.
+    pub(crate) const fn removing(server: Server, site: String) -> Self {
+        Self { server, json: false, remove: Some(site) }
+    }
+
     pub(crate) fn run(self) -> Result<(), Exit> {
         if let Some(site) = self.remove {
             let path = format!("/v1/members/{}", escape(&site));

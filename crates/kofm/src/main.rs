@@ -18,6 +18,7 @@ mod guard;
 mod keyring;
 mod lab;
 mod log;
+mod member;
 mod output;
 mod pool;
 mod protocols;
@@ -78,6 +79,15 @@ enum Command {
     History(ask::History),
     /// Show the sites
     Members(ask::Members),
+    /// Create a cluster: its authority, its first site, its first token
+    Init(member::Init),
+    /// Print a code with which one machine joins the cluster
+    Invite(member::Invite),
+    /// Join a cluster with a code, and serve
+    Join(member::Join),
+    /// List and remove the sites of a cluster
+    #[command(subcommand)]
+    Member(member::Member),
     /// Show what is wrong with the cluster, and what to type
     Doctor(doctor::Doctor),
     /// Watch pools, leases and the queue
@@ -134,6 +144,10 @@ impl Command {
             Self::Explain(explain) => explain.run(),
             Self::History(history) => history.run(),
             Self::Members(members) => members.run(),
+            Self::Init(init) => init.run(),
+            Self::Invite(invite) => invite.run(),
+            Self::Join(join) => join.run(),
+            Self::Member(member) => member.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),

@@ -123,6 +123,11 @@ pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
 }
 
 impl Serve {
+    /// With this file and the usual settings.
+    pub(crate) const fn of(config: PathBuf, log: Log) -> Self {
+        Self { config, drain: Duration::from_secs(5), log }
+    }
+
     pub(crate) fn run(self) -> Result<(), Exit> {
         let (config, text) = read(&self.config)?;
         protected(&self.config, &config)?;

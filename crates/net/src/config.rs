@@ -14,6 +14,7 @@ use kofm_core::{Kind, Service, SiteId};
 
 use crate::api::{Members, OnExpiry};
 use crate::engine::runs_in_a_site;
+use crate::tls::TlsConfig;
 
 /// Sites in a cluster.
 pub const MAX_SITES: usize = 1000;
@@ -73,6 +74,12 @@ pub struct Config {
     /// The members of an etcd that keeps the cluster's epoch, `http://host:port` each. Without
     /// it a majority of the sites does.
     pub etcd: Vec<String>,
+    /// Certificates with which sites authenticate each other; without them every process that
+    /// reaches the port of a site is believed.
+    pub tls: Option<TlsConfig>,
+    /// The sites that decide who is in the cluster. Given, sites come and go while it runs, and
+    /// `members` needs these and this one only; otherwise all members vote and are fixed.
+    pub voters: Vec<String>,
     /// When what this site writes down about leases is on its disk.
     pub durability: Durability,
     /// The numbers of the members, where the cluster has given them; otherwise their places.
@@ -108,6 +115,8 @@ impl Config {
             rota,
             site_lease,
             etcd,
+            tls,
+            voters,
             durability,
             pools: _,
             semaphores: _,
@@ -129,6 +138,8 @@ impl Config {
             ("rota", *rota == other.rota),
             ("site_lease", *site_lease == other.site_lease),
             ("etcd", *etcd == other.etcd),
+            ("tls", *tls == other.tls),
+            ("voters", *voters == other.voters),
             ("durability", *durability == other.durability),
         ];
         settings.into_iter().filter(|it| !it.1).map(|it| it.0).collect()
@@ -294,6 +305,8 @@ impl Config {
             rota: None,
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
+            tls: None,
+            voters: Vec::new(),
             durability: Durability::None,
             numbers: BTreeMap::new(),
         }
@@ -313,11 +326,20 @@ impl Config {
         u16::try_from(place).ok().map(SiteId)
     }
 
+    /// Whether this site is one of those that decide on epochs.
+    pub(crate) fn votes(&self) -> bool {
+        self.voters.is_empty() || self.voters.contains(&self.site)
+    }
+
+    /// Whether sites come and go while the cluster runs.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.etcd.is_empty() || !self.voters.is_empty()
+    }
+
     /// A digest of what must be the same at all sites. Pools and semaphores are not in it: the
     /// cluster agrees on them itself.
     pub fn table(&self) -> u64 {
-        // With etcd, sites come and go.
-        let fixed = self.etcd.is_empty();
+        let fixed = !self.is_open();
         let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
         let text = format!("{names:?}{:?}{:?}", self.site_lease, self.rota);
         // FNV-1a: against mistakes, not against malice.

@@ -40,12 +40,13 @@ pub fn exposures(config: &Config, credentials: bool) -> Vec<Exposure> {
             remedy: "have token_file",
         });
     }
-    let several = config.members.len() > 1 || !config.etcd.is_empty();
+    let several = config.members.len() > 1 || config.is_open();
     let (key, address) = match (&config.listen, config.members.get(&config.site)) {
         (Some(address), _) => ("listen".to_owned(), Some(address)),
         (None, address) => (format!("members.{}", config.site), address),
     };
-    if let Some(address) = address.filter(|it| several && !is_loopback(it)) {
+    let bare = several && config.tls.is_none();
+    if let Some(address) = address.filter(|it| bare && !is_loopback(it)) {
         list.push(Exposure {
             key,
             address: address.clone(),

@@ -13,6 +13,7 @@
 mod access;
 pub mod api;
 mod audit;
+pub mod authority;
 mod boottime;
 mod bounds;
 pub mod client;
@@ -24,6 +25,7 @@ mod fast;
 mod gate;
 pub mod http;
 mod incarnation;
+pub mod join;
 mod link;
 mod names;
 mod plan;
@@ -32,6 +34,7 @@ mod rules;
 pub mod session;
 mod site;
 mod store;
+mod tls;
 pub mod wire;
 
 pub use access::Access;
@@ -40,3 +43,4 @@ pub use fast::{FastClient, FastGuard, FastLease};
 pub use incarnation::{IdentityError, StateDir};
 pub use rules::{Rule, Verb, make_token as new_token};
 pub use site::{Held, Site, StartError};
+pub use tls::TlsConfig;

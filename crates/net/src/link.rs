@@ -21,21 +21,22 @@ use bytes::{Bytes, BytesMut};
 use kofm_core::{Clock, SiteId};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 pub(crate) use self::caller::Caller;
-use self::connection::{Connection, LinkError};
+use self::connection::{Connection, LinkError, Reader, Writer};
 pub(crate) use self::lives::Lives;
 use self::lives::Twin;
 use self::peer::Link;
 pub(crate) use self::peer::LinkInfo;
+use crate::join::Registrar;
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
-use crate::wire::{Call, Frame, Hello, MAX_BODY, Refuse, RefuseCode, VERSION, Who};
+use crate::tls::Tls;
+use crate::wire::{Call, Frame, Hello, Join, MAX_BODY, Refuse, RefuseCode, VERSION, Who};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -94,6 +95,20 @@ pub(crate) struct Identity {
     /// A connection without a frame for this long is dead, whatever TCP says; a fifth of it is the
     /// longest that a site is silent.
     pub silence: Duration,
+    /// The certificate with which it greets, if sites have some.
+    pub tls: Option<Tls>,
+    /// The names that sites have or had.
+    pub roster: Arc<dyn Roster>,
+    /// Takes in machines that show a code, if this site can.
+    pub registrar: Option<Arc<Registrar>>,
+}
+
+/// The names of sites, as the cluster's record has them.
+pub(crate) trait Roster: Send + Sync + std::fmt::Debug {
+    /// Whether a site was removed from the cluster.
+    fn is_removed(&self, name: &str) -> bool;
+    /// Whether a site has or had this name.
+    fn is_taken(&self, name: &str) -> bool;
 }
 
 /// Who answers questions that come outside the sessions.
@@ -325,6 +340,7 @@ impl Mesh {
                     Ok(Ok(Greeted::Caller(who, connection))) => {
                         mesh.serve_caller(&who, connection).await;
                     }
+                    Ok(Ok(Greeted::Machine)) => {}
                     Ok(Err(error)) => warn!(%from, %error, "greeting"),
                     Err(_) => warn!(%from, "no greeting in time"),
                 }
@@ -368,9 +384,8 @@ impl Mesh {
 
     /// The greeting, as the one who dials.
     async fn connect(&self, link: &Link) -> Result<Connection, LinkError> {
-        let stream = TcpStream::connect(&link.address).await?;
-        let from = stream.peer_addr()?;
-        let mut connection = Connection::new(stream)?;
+        let tls = self.identity.tls.as_ref();
+        let (mut connection, from) = Connection::dial(&link.address, tls, &link.name).await?;
         // Taken before the Hello: if this site begins another incarnation before the answer comes,
         // the answer belongs to the old incarnation and must not bind the new sessions.
         connection.number = link.take_say();
@@ -408,6 +423,15 @@ impl Mesh {
 
     /// Whether to go on with this process: another one may have its name.
     fn meet(&self, who: &Who, from: SocketAddr, connection: &mut Connection) -> Result<(), Refuse> {
+        if let (Some(tls), Some(names)) = (&self.identity.tls, &connection.names)
+            && let Err(text) = tls.check(names, &who.name)
+        {
+            return Err(Refuse { code: RefuseCode::Address, text });
+        }
+        if self.identity.roster.is_removed(&who.name) {
+            let text = format!("site {} was removed from the cluster", who.name);
+            return Err(Refuse { code: RefuseCode::Address, text });
+        }
         if let Some(text) = self.identity.lives.quiet() {
             return Err(Refuse { code: RefuseCode::Busy, text: format!("it keeps quiet: {text}") });
         }
@@ -432,9 +456,10 @@ impl Mesh {
 
     /// The greeting, as the one who is dialled.
     async fn accept(&self, stream: TcpStream, from: SocketAddr) -> Result<Greeted, LinkError> {
-        let mut connection = Connection::new(stream)?;
+        let mut connection = Connection::accept(stream, self.identity.tls.as_ref()).await?;
         let hello = match connection.greeting().await? {
             Frame::Hello(hello) => hello,
+            Frame::Join(join) => return self.take_in(connection, &join, from).await,
             Frame::Call(call) => return self.accept_caller(connection, &call, from).await,
             frame => return Err(LinkError::unexpected(&frame)),
         };
@@ -478,6 +503,30 @@ impl Mesh {
         Ok(Greeted::Peer(link.peer, connection))
     }
 
+    /// A machine shows the code of an invitation.
+    async fn take_in(
+        &self,
+        mut connection: Connection,
+        join: &Join,
+        from: SocketAddr,
+    ) -> Result<Greeted, LinkError> {
+        let answer = match &self.identity.registrar {
+            Some(registrar) => {
+                let taken = join.site == self.identity.name;
+                registrar.admit(join, taken || self.identity.roster.is_taken(&join.site))
+            }
+            None => Err("this site cannot make certificates: take a code from `kofm invite` at \
+                         the site where `kofm init` was run"
+                .to_owned()),
+        };
+        match &answer {
+            Ok(_) => info!(site = %join.site, %from, "made a certificate for a new site"),
+            Err(why) => warn!(site = %join.site, %from, %why, "refused a machine"),
+        }
+        connection.send(&Frame::Joined(answer)).await?;
+        Ok(Greeted::Machine)
+    }
+
     async fn accept_caller(
         &self,
         mut connection: Connection,
@@ -511,6 +560,9 @@ impl Mesh {
                 () = self.stopped() => return,
             };
             let Ok(Ok(question)) = note else { return };
+            if self.identity.roster.is_removed(who) {
+                return;
+            }
             let answer = Frame::Note(Bytes::from(answers.answer(who, question).await));
             if connection.send(&answer).await.is_err() {
                 return;
@@ -647,7 +699,7 @@ impl Mesh {
         &self,
         link: &Link,
         number: u64,
-        mut reader: OwnedReadHalf,
+        mut reader: Reader,
         mut buffer: BytesMut,
     ) -> Result<(), LinkError> {
         loop {
@@ -708,12 +760,7 @@ impl Mesh {
         true
     }
 
-    async fn write(
-        &self,
-        link: &Link,
-        number: u64,
-        mut writer: OwnedWriteHalf,
-    ) -> Result<(), LinkError> {
+    async fn write(&self, link: &Link, number: u64, mut writer: Writer) -> Result<(), LinkError> {
         let mut out = BytesMut::new();
         let mut stopped = pin!(self.stopped());
         let quiet = self.identity.silence / 5;
@@ -724,6 +771,7 @@ impl Mesh {
             let untold = link.fill(number, &mut out)?;
             if !out.is_empty() {
                 writer.write_all(&out).await?;
+                writer.flush().await?;
                 out.clear();
                 continue;
             }
@@ -733,15 +781,16 @@ impl Mesh {
             }
             if untold < ACK_EVERY {
                 tokio::select! {
-                    biased;
-                    () = &mut pause => {}
-                    () = link.wake.notified() => continue,
-                    () = &mut stopped => {
-                        Frame::Bye.encode(&mut out);
-                        writer.write_all(&out).await?;
-                        return Err(LinkError::Stopped);
+                        biased;
+                        () = &mut pause => {}
+                        () = link.wake.notified() => continue,
+                        () = &mut stopped => {
+                            Frame::Bye.encode(&mut out);
+                            writer.write_all(&out).await?;
+                writer.flush().await?;
+                            return Err(LinkError::Stopped);
+                        }
                     }
-                }
                 pause.as_mut().reset(Instant::now() + quiet);
                 if std::mem::take(&mut short) && untold == 0 {
                     // A message has acknowledged it all.
@@ -751,6 +800,7 @@ impl Mesh {
             let ack = link.lock_for(number)?.session.tell();
             Frame::Ack { ack }.encode(&mut out);
             writer.write_all(&out).await?;
+            writer.flush().await?;
             out.clear();
         }
     }
@@ -784,6 +834,8 @@ fn accept_frame(
         | Frame::Welcome
         | Frame::Refuse(_)
         | Frame::Call(_)
+        | Frame::Join(_)
+        | Frame::Joined(_)
         | Frame::Note(_)) => Err(LinkError::unexpected(&frame)),
     }
 }
@@ -792,12 +844,27 @@ fn accept_frame(
 enum Greeted {
     Peer(SiteId, Connection),
     Caller(String, Connection),
+    /// One that has asked to become a site, and was answered.
+    Machine,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::voters::Ballots;
+
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Roster for Nobody {
+        fn is_removed(&self, _: &str) -> bool {
+            false
+        }
+
+        fn is_taken(&self, _: &str) -> bool {
+            false
+        }
+    }
 
     fn identity(incarnation: u64) -> Identity {
         Identity {
@@ -807,6 +874,9 @@ mod tests {
             lives: Lives::new("a", incarnation, 0, Duration::from_secs(5)),
             table: 0,
             silence: Duration::from_secs(5),
+            tls: None,
+            roster: Arc::new(Nobody),
+            registrar: None,
         }
     }
 

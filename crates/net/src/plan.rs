@@ -25,7 +25,7 @@ const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
 const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
-const FORM: [u8; 5] = *b"kofm\x03";
+const FORM: [u8; 5] = *b"kofm\x04";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub numbered: BTreeMap<String, u16>,
     /// The largest number that was given to a site that came later.
     pub last: u16,
+    /// Names of sites that were removed. Their certificates are good no more.
+    pub removed: BTreeSet<String>,
 }
 
 /// One semaphore.

@@ -23,6 +23,13 @@ pub(crate) fn between(min: Duration, max: Duration) -> Duration {
     SHARED.with_borrow_mut(|random| random.between(min, max))
 }
 
+/// Random bytes that cannot be guessed.
+pub(crate) fn secret() -> [u8; 16] {
+    let mut secret = [0; 16];
+    secret.copy_from_slice(&seed()[..16]);
+    secret
+}
+
 /// A random number.
 pub(crate) fn number() -> u64 {
     SHARED.with_borrow_mut(Random::number)

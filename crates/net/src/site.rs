@@ -429,9 +429,14 @@ impl Site {
 
     /// Takes a site out of the cluster for good, with the next epoch.
     pub async fn remove_member(&self, name: &str) -> Result<(), api::Error> {
-        if self.0.config.etcd.is_empty() {
-            let text = "the members of this cluster are fixed by its configuration; with etcd \
-                        sites may come and go";
+        let config = &self.0.config;
+        if !config.is_open() {
+            let text = "the members of this cluster are fixed by its configuration; sites come \
+                        and go in one that `kofm init` made, or with etcd";
+            return Err(api::Error::new(Code::Unsupported, text));
+        }
+        if config.voters.iter().any(|it| it == name) {
+            let text = format!("site {name} votes; a voter must not be removed");
             return Err(api::Error::new(Code::Unsupported, text));
         }
         self.next_epoch(Call::Leave(name.to_owned())).await

@@ -3,6 +3,8 @@
 //! A header of 16 bytes, then the body. The length is checked before anything is allocated, and
 //! the checksum before the body is read. `docs/WIRE.md` is the specification.
 
+use std::collections::BTreeMap;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
@@ -47,6 +49,40 @@ pub enum Frame {
     Call(Call),
     /// A question, or its answer.
     Note(Bytes),
+    /// Instead of a greeting: I have a code, and want to become a site.
+    Join(Join),
+    /// The answer: what a new site needs, or why it cannot be one.
+    Joined(Result<Admission, String>),
+}
+
+/// A machine that wants to become a site.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// The secret of the invitation.
+    pub secret: Vec<u8>,
+    /// The name that the site should have.
+    pub site: String,
+    /// Where the others reach it.
+    pub address: String,
+    /// The request for its certificate, PEM.
+    pub request: String,
+    /// Seconds of Unix time by its clock.
+    pub clock: u64,
+}
+
+/// All that a new site needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Admission {
+    /// The cluster's name.
+    pub cluster: String,
+    /// Its certificate, PEM.
+    pub certificate: String,
+    /// The certificate of the cluster's authority, PEM.
+    pub authority: String,
+    /// The sites that vote, and their addresses.
+    pub voters: BTreeMap<String, String>,
+    /// The site lease in milliseconds.
+    pub site_lease: u64,
 }
 
 /// The first frame of a connection for questions outside the session.
@@ -162,6 +198,8 @@ impl Frame {
             Self::Bye => 6,
             Self::Call(_) => 7,
             Self::Note(_) => 8,
+            Self::Join(_) => 9,
+            Self::Joined(_) => 10,
         }
     }
 
@@ -182,6 +220,8 @@ impl Frame {
             }
             Self::Ack { ack } => put(ack, out),
             Self::Call(call) => put(call, out),
+            Self::Join(join) => put(join, out),
+            Self::Joined(answer) => put(answer, out),
             Self::Note(body) => out.put_slice(body),
             Self::Welcome | Self::Bye => {}
         }
@@ -205,7 +245,7 @@ impl Frame {
             return Err(WireError::Version(buffer[4]));
         }
         let kind = buffer[5];
-        if !(1..=8).contains(&kind) {
+        if !(1..=10).contains(&kind) {
             return Err(WireError::Kind(kind));
         }
         let length = u32::from_le_bytes([buffer[8], buffer[9], buffer[10], buffer[11]]);
@@ -238,6 +278,8 @@ impl Frame {
             6 => empty(body, Self::Bye)?,
             7 => Self::Call(whole(body)?),
             8 => Self::Note(body.clone()),
+            9 => Self::Join(whole(body)?),
+            10 => Self::Joined(whole(body)?),
             _ => return Err(WireError::Kind(kind)),
         })
     }

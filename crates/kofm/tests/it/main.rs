@@ -14,6 +14,7 @@ mod guard;
 mod harness;
 mod ids;
 mod insecure;
+mod join;
 mod lab;
 mod links;
 mod output;

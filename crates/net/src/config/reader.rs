@@ -16,9 +16,10 @@ use super::{
 };
 use crate::api::{Members, OnExpiry};
 use crate::engine::serves_rota;
+use crate::tls::TlsConfig;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 21] = [
     "cluster",
     "site",
     "members",
@@ -38,6 +39,8 @@ const KEYS: [&str; 19] = [
     "site_lease",
     "etcd",
     "durability",
+    "tls",
+    "voters",
 ];
 
 /// The configuration that a file has, or all that is wrong with it.
@@ -100,7 +103,9 @@ impl Reader<'_> {
             }
             None => default_protocol(),
         };
+        config.tls = self.tls(table);
         self.members(table, &mut config);
+        self.voters(table, &mut config);
         self.failures(table, &mut config);
         self.pools(table, protocol, &mut config);
         self.semaphores(table, &mut config);
@@ -113,6 +118,42 @@ impl Reader<'_> {
             self.wrong(span_of(table, "tree_root"), text);
         }
         config
+    }
+
+    fn tls(&mut self, table: &Table<'_>) -> Option<TlsConfig> {
+        let tls = self.table(table, "tls")?;
+        self.unknown_keys(tls, &["ca", "cert", "key", "ca_key"], "tls");
+        let mut path = |key: &str| {
+            let path = self.string(tls, key).map(PathBuf::from);
+            if path.is_none() && key != "ca_key" {
+                self.wrong(span_of(table, "tls"), format!("tls: `{key}` must name a PEM file"));
+            }
+            path
+        };
+        let (ca, cert, key, ca_key) = (path("ca"), path("cert"), path("key"), path("ca_key"));
+        Some(TlsConfig { ca: ca?, cert: cert?, key: key?, ca_key })
+    }
+
+    fn voters(&mut self, table: &Table<'_>, config: &mut Config) {
+        let Some(value) = table.get("voters") else { return };
+        let Some(list) = value.get_ref().as_array().filter(|list| !list.is_empty()) else {
+            return self.wrong(value.span(), "`voters` must be a list of sites: voters = [\"a\"]");
+        };
+        for voter in list {
+            let name = voter.get_ref().as_str().unwrap_or_default();
+            if config.members.contains_key(name) {
+                config.voters.push(name.to_owned());
+            } else {
+                let text = format!("voters: site `{name}` must be in [members]");
+                self.wrong(voter.span(), text);
+            }
+        }
+        if config.state_dir.is_none() {
+            self.wrong(value.span(), "`state_dir` is missing: voters must keep their promises");
+        }
+        if table.contains_key("etcd") || table.contains_key("rota") {
+            self.wrong(value.span(), "`voters` must not be combined with `etcd` or [rota]");
+        }
     }
 
     fn rota(&mut self, table: &Table<'_>, config: &mut Config) {
@@ -395,7 +436,8 @@ impl Reader<'_> {
 
     fn pools(&mut self, table: &Table<'_>, protocol: Kind, config: &mut Config) {
         let Some(pools) = self.table(table, "pools") else {
-            if !table.contains_key("pools") && !table.contains_key("semaphores") {
+            let given = ["pools", "semaphores", "voters"];
+            if !given.iter().any(|key| table.contains_key(*key)) {
                 self.wrong(0..0, "there are no pools; write [pools] and name = units");
             }
             return;

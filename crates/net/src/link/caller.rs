@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::net::TcpStream;
 
 use super::connection::{Connection, LinkError};
 use super::lives::Lives;
+use crate::tls::Tls;
 use crate::wire::{Call, Frame};
 
 /// Asks one site, outside any session. One question at a time; the connection is kept.
@@ -17,6 +17,7 @@ pub(crate) struct Caller {
     cluster: String,
     to: String,
     lives: Arc<Lives>,
+    tls: Option<Tls>,
     connection: tokio::sync::Mutex<Option<Connection>>,
 }
 
@@ -32,8 +33,15 @@ impl Caller {
             cluster: cluster.to_owned(),
             to: to.to_owned(),
             lives,
+            tls: None,
             connection: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// The same, with certificates.
+    pub(crate) fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.tls = tls;
+        self
     }
 
     /// Asks, and waits for the answer. A caller that gives up loses the connection, so that no
@@ -57,7 +65,8 @@ impl Caller {
     }
 
     async fn connect(&self) -> Result<Connection, LinkError> {
-        let mut connection = Connection::new(TcpStream::connect(&self.address).await?)?;
+        let (mut connection, _) =
+            Connection::dial(&self.address, self.tls.as_ref(), &self.to).await?;
         let (cluster, to) = (self.cluster.clone(), self.to.clone());
         let call = Call { cluster, to, who: self.lives.who() };
         connection.send(&Frame::Call(call)).await?;

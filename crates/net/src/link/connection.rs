@@ -1,20 +1,26 @@
 //! One TCP connection, frame by frame, and why it ended.
 
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::lives::Open;
 use crate::session::Broken;
+use crate::tls::Tls;
 use crate::wire::{Frame, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, WireError};
 
-#[derive(Debug)]
+pub(super) type Reader = Box<dyn AsyncRead + Send + Sync + Unpin>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Sync + Unpin>;
+
 pub(super) struct Connection {
-    pub(super) reader: OwnedReadHalf,
-    pub(super) writer: OwnedWriteHalf,
+    pub(super) reader: Reader,
+    pub(super) writer: Writer,
+    /// What the peer's certificate names; nothing where sites have no certificates.
+    pub(super) names: Option<Vec<String>>,
     pub(super) buffer: BytesMut,
     /// Its place among the connections of its link.
     pub(super) number: u64,
@@ -30,13 +36,45 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let (reader, writer) = stream.into_split();
-        Ok(Self { reader, writer, buffer: BytesMut::new(), number: 0, open: None })
+        Ok(Self::of(Box::new(reader), Box::new(writer), None))
+    }
+
+    fn of(reader: Reader, writer: Writer, names: Option<Vec<String>>) -> Self {
+        Self { reader, writer, names, buffer: BytesMut::new(), number: 0, open: None }
+    }
+
+    /// A connection to the site `name`, whose certificate must say so.
+    pub(super) async fn dial(
+        address: &str,
+        tls: Option<&Tls>,
+        name: &str,
+    ) -> Result<(Self, SocketAddr), LinkError> {
+        let stream = TcpStream::connect(address).await?;
+        let from = stream.peer_addr()?;
+        let Some(tls) = tls else { return Ok((Self::new(stream)?, from)) };
+        stream.set_nodelay(true)?;
+        let (stream, names) = tls.connect(stream).await?;
+        if let Err(why) = tls.check(&names, name) {
+            return Err(LinkError::Refuses(format!("the site at {address}: {why}")));
+        }
+        let (reader, writer) = tokio::io::split(stream);
+        Ok((Self::of(Box::new(reader), Box::new(writer), Some(names)), from))
+    }
+
+    /// A connection that a peer made.
+    pub(super) async fn accept(stream: TcpStream, tls: Option<&Tls>) -> io::Result<Self> {
+        let Some(tls) = tls else { return Self::new(stream) };
+        stream.set_nodelay(true)?;
+        let (stream, names) = tls.accept(stream).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        Ok(Self::of(Box::new(reader), Box::new(writer), Some(names)))
     }
 
     pub(super) async fn send(&mut self, frame: &Frame) -> io::Result<()> {
         let mut out = BytesMut::new();
         frame.encode(&mut out);
-        self.writer.write_all(&out).await
+        self.writer.write_all(&out).await?;
+        self.writer.flush().await
     }
 
     /// One question or answer.
@@ -61,6 +99,12 @@ impl Connection {
                 return Err(LinkError::Closed);
             }
         }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -113,6 +157,8 @@ impl LinkError {
             Frame::Bye => "Bye",
             Frame::Call(_) => "Call",
             Frame::Note(_) => "Note",
+            Frame::Join(_) => "Join",
+            Frame::Joined(_) => "Joined",
         })
     }
 }

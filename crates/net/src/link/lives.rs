@@ -111,7 +111,7 @@ impl Lives {
         self.incarnation.load(Ordering::SeqCst)
     }
 
-    pub(super) fn set_incarnation(&self, incarnation: u64) {
+    pub(crate) fn set_incarnation(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::SeqCst);
     }
 

@@ -107,7 +107,7 @@ impl Site {
     /// The address at which other machines reach the port for sites.
     fn peers_exposed(&self) -> Option<&str> {
         let config = &self.0.config;
-        let listens = config.members.len() > 1 && !self.0.together;
+        let listens = config.members.len() > 1 && !self.0.together && config.tls.is_none();
         let own = config.listen.as_ref().or_else(|| config.members.get(&config.site));
         own.filter(|address| listens && !self.0.local && !address.is_empty()).map(String::as_str)
     }

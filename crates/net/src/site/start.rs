@@ -20,13 +20,15 @@ use crate::boottime::{Alarm, Moment, Now};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
 use crate::incarnation::{IdentityError, StateDir};
-use crate::link::{Answers, Caller, Identity, Lives, Mesh};
+use crate::join::Registrar;
+use crate::link::{Answers, Caller, Identity, Lives, Mesh, Roster};
 use crate::plan::{self, Plan};
 use crate::random;
 use crate::rules::Principals;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
+use crate::tls::Tls;
 
 /// Why a site does not start. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -56,16 +58,23 @@ impl Site {
     /// [`crate::http::serve`] or this handle.
     pub async fn start(mut config: Config) -> Result<Self, StartError> {
         if !config.etcd.is_empty() {
-            find_place(&mut config).await?;
+            let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
+            find_place(&mut config, &store.map_err(StartError::Config)?).await?;
         }
-        let listener = if config.members.len() > 1 || !config.etcd.is_empty() {
+        let listener = if config.members.len() > 1 || config.is_open() {
             let address = config.listen.as_ref().unwrap_or_else(|| &config.members[&config.site]);
             let bound = TcpListener::bind(address).await;
             Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
         } else {
             None
         };
-        let site = Self::start_on(config, listener, None)?;
+        let tls = tls_of(&config)?;
+        let port = listener.as_ref().and_then(|it| it.local_addr().ok()).map_or(0, |it| it.port());
+        let lives = Lives::new(&config.site, 0, port, config.site_lease);
+        if !config.voters.is_empty() {
+            find_number(&mut config, &lives, tls.as_ref()).await?;
+        }
+        let site = Self::start_on(config, listener, None, lives, tls.as_ref())?;
         if site.0.view.borrow().sole {
             site.ready().await;
         }
@@ -94,7 +103,9 @@ impl Site {
         for (name, listener) in names.into_iter().zip(listeners) {
             let (members, pools) = (members.clone(), pools.clone());
             let config = Config { members, pools, ..Config::single(&name) };
-            list.push(Self::start_on(config, Some(listener), Some(Arc::clone(&ballots)))?);
+            let lives = Lives::new(&name, 0, listener.local_addr()?.port(), config.site_lease);
+            let together = Some(Arc::clone(&ballots));
+            list.push(Self::start_on(config, Some(listener), together, lives, None)?);
         }
         for site in &list {
             site.ready().await;
@@ -116,6 +127,8 @@ impl Site {
         config: Config,
         listener: Option<TcpListener>,
         together: Option<Arc<Ballots>>,
+        lives: Arc<Lives>,
+        tls: Option<&Tls>,
     ) -> Result<Self, StartError> {
         let config = config.with_seats();
         let own = config.listen.as_ref().or_else(|| config.members.get(&config.site));
@@ -128,8 +141,11 @@ impl Site {
         config.check_sum(units).map_err(StartError::Config)?;
         let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
         let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
-        let port = listener.as_ref().and_then(|it| it.local_addr().ok()).map_or(0, |it| it.port());
-        let lives = Lives::new(&config.site, incarnation, port, config.site_lease);
+        lives.set_incarnation(incarnation);
+        let registrar = Registrar::open(&config).map_err(StartError::Config)?.map(Arc::new);
+        let alone = config.members.len() == 1 && !config.is_open();
+        let sole = together.is_some() || alone;
+        let view = watch::Sender::new(View { sole, ..View::default() });
         let identity = Identity {
             cluster: config.cluster.clone(),
             name: config.site.clone(),
@@ -137,19 +153,16 @@ impl Site {
             lives: Arc::clone(&lives),
             table: config.table(),
             silence: config.site_lease,
+            tls: tls.cloned(),
+            roster: Arc::new(Sites(view.clone())),
+            registrar,
         };
-        let alone = config.members.len() == 1 && config.etcd.is_empty();
-        let sole = together.is_some() || alone;
         let dir = config.state_dir.as_deref();
         let peers = config.members.iter().filter(|(name, _)| **name != config.site);
         let numbered = peers
             .clone()
             .filter_map(|(name, it)| Some((config.number_of(name)?, (name.clone(), it.clone()))));
-        let others = peers.clone().filter(|_| together.is_none());
-        let caller = |(name, it): (&String, &String)| {
-            Caller::new(&config.cluster, name, it, Arc::clone(&lives))
-        };
-        let others = others.map(caller).collect();
+        let others = if together.is_none() { callers(&config, &lives, tls) } else { Vec::new() };
         let mut recalled = Principals::new();
         let ballots = if let Some(ballots) = together {
             ballots
@@ -164,15 +177,15 @@ impl Site {
             Arc::new(own)
         };
         let answers: Option<Arc<dyn Answers>> =
-            (!sole && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
+            (!sole && config.etcd.is_empty() && config.votes()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
         // Few: a site whose core hangs must not go on saying that it is well.
         let (news, news_receiver) = mpsc::channel(2);
-        let view = watch::Sender::new(View { sole, ..View::default() });
         // Well below the lease: a voter that does not answer must not cost it.
         let patience = config.site_lease / 4;
         let store: Arc<dyn Store> = if config.etcd.is_empty() {
-            let voters = Voters::new(ballots, others, config.me().0, incarnation, patience);
+            let (votes, me) = (config.votes(), config.me().0);
+            let voters = Voters::new(ballots, votes, others, me, incarnation, patience);
             Arc::new(voters.unless_twin(Arc::clone(&lives)))
         } else {
             let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
@@ -222,6 +235,23 @@ impl Site {
     }
 }
 
+/// The sites of the record that this one knows.
+#[derive(Debug)]
+struct Sites(watch::Sender<View>);
+
+impl Roster for Sites {
+    fn is_removed(&self, name: &str) -> bool {
+        self.0.borrow().plan().is_some_and(|plan| plan.removed.contains(name))
+    }
+
+    fn is_taken(&self, name: &str) -> bool {
+        let view = self.0.borrow();
+        view.plan().is_some_and(|plan| {
+            plan.removed.contains(name) || plan.sites.values().any(|it| it.0 == name)
+        })
+    }
+}
+
 /// Tells whether this process is in the epoch, as long as the site lives.
 async fn watch_membership(me: SiteId, mut view: watch::Receiver<View>, lives: Arc<Lives>) {
     loop {
@@ -239,7 +269,7 @@ async fn watch_membership(me: SiteId, mut view: watch::Receiver<View>, lives: Ar
 /// Whether this site's last life was in a cluster of the same members: those of one that is without
 /// etcd are fixed for its life.
 fn same_members(config: &Config, known: &Record) -> Result<(), StartError> {
-    if known.epoch == 0 || !config.etcd.is_empty() {
+    if known.epoch == 0 || config.is_open() {
         return Ok(());
     }
     let record = plan::unpack(&known.body).map_err(StartError::Config)?;
@@ -256,10 +286,62 @@ fn same_members(config: &Config, known: &Record) -> Result<(), StartError> {
     Err(StartError::Config(text))
 }
 
-/// Asks etcd for the number of this site, and has it given one where it is new.
-async fn find_place(config: &mut Config) -> Result<(), StartError> {
-    let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
-    let store = store.map_err(StartError::Config)?;
+fn tls_of(config: &Config) -> Result<Option<Tls>, StartError> {
+    let load = |files| Tls::load(files, &config.cluster, &config.site);
+    config.tls.as_ref().map(load).transpose().map_err(StartError::Config)
+}
+
+/// Asks the other voters.
+fn callers(config: &Config, lives: &Arc<Lives>, tls: Option<&Tls>) -> Vec<Caller> {
+    let votes = |name: &String| config.voters.is_empty() || config.voters.contains(name);
+    let others = config.members.iter().filter(|(name, _)| **name != config.site && votes(name));
+    let caller = |(name, address): (&String, &String)| {
+        Caller::new(&config.cluster, name, address, Arc::clone(lives)).with_tls(tls.cloned())
+    };
+    others.map(caller).collect()
+}
+
+/// Takes the members and their numbers from a record, if this site is in it.
+fn place_in(config: &mut Config, record: &Record) -> Result<bool, String> {
+    if record.epoch == 0 {
+        return Ok(false);
+    }
+    let sites = plan::unpack(&record.body)?.plan.sites;
+    if sites.values().all(|it| it.0 != config.site) {
+        return Ok(false);
+    }
+    config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
+    config.members = sites.into_values().collect();
+    Ok(true)
+}
+
+/// Finds the number of this site where sites come and go: in what its last life knew, or from the
+/// voters, who have it given one where it is new.
+async fn find_number(
+    config: &mut Config,
+    lives: &Arc<Lives>,
+    tls: Option<&Tls>,
+) -> Result<(), StartError> {
+    let mut own = Ballots::open(config.state_dir.as_deref())?;
+    let known = own.recall().clone();
+    if place_in(config, &known).map_err(StartError::Config)? {
+        return Ok(());
+    }
+    if config.votes() {
+        if known.epoch > 0 {
+            let text = format!("site `{}` was removed from the cluster", config.site);
+            return Err(StartError::Config(text));
+        }
+        return Ok(());
+    }
+    let patience = config.site_lease / 4;
+    let (me, others) = (Arc::new(Ballots::open(None)?), callers(config, lives, tls));
+    let store = Voters::new(me, false, others, u16::MAX, 0, patience);
+    find_place(config, &store).await
+}
+
+/// Asks the store for the number of this site, and has it given one where it is new.
+async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartError> {
     let address = config.members.get(&config.site).cloned().unwrap_or_default();
     let note = postcard::to_stdvec(&Note { address }).unwrap_or_default();
     let mut epoch = 0;
@@ -268,21 +350,17 @@ async fn find_place(config: &mut Config) -> Result<(), StartError> {
         let pulse = Pulse { site, incarnation: 0, count, note };
         match store.beat(epoch, pulse).await {
             // There is no epoch yet: all begin with what they were told.
-            Ok(Beat::Steady(_)) if epoch == 0 => return Ok(()),
+            Ok(Beat::Steady(_)) if epoch == 0 && config.voters.is_empty() => return Ok(()),
             Ok(Beat::Steady(_)) => {}
             Ok(Beat::Moved(record)) => {
                 epoch = record.epoch;
-                let record = plan::unpack(&record.body)
-                    .map_err(|why| StartError::Config(format!("etcd: {why}")))?;
-                let sites = &record.plan.sites;
-                if sites.values().any(|it| it.0 == config.site) {
-                    config.members = sites.values().cloned().collect();
-                    config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
+                let placed = place_in(config, &record);
+                if placed.map_err(|why| StartError::Config(format!("the store: {why}")))? {
                     return Ok(());
                 }
                 tracing::info!(epoch, "not in the cluster yet: waits to be taken in");
             }
-            Err(error) => tracing::warn!(%error, "etcd does not answer"),
+            Err(error) => tracing::warn!(%error, "waits for the cluster"),
         }
         tokio::time::sleep(config.site_lease / 20).await;
     }
@@ -306,7 +384,7 @@ fn keep(
     let (lease, name) = (config.site_lease, config.site.clone());
     tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));
     tokio::spawn(keeper::propose(store, offered, news));
-    let joinable = !config.etcd.is_empty();
+    let joinable = config.is_open();
     let sole = running.borrow().sole;
     let whole = sole && state.is_none();
     let doors = Doors { me, proposals, running, state, joinable, sole, whole };

@@ -251,17 +251,19 @@ pub(crate) struct Voters {
 }
 
 impl Voters {
-    /// A store of which this site, `number` in this `incarnation`, is a voter, with all others.
-    /// Nobody is waited for longer than `patience`.
+    /// A store of these voters, and of this site, `number` in this `incarnation`, if it `votes`.
+    /// None of them is waited for longer than `patience`.
     pub(crate) fn new(
         me: Arc<Ballots>,
+        votes: bool,
         others: Vec<Caller>,
         number: u16,
         incarnation: u64,
         patience: Duration,
     ) -> Self {
         let others = others.into_iter().map(|it| Voter::Peer(Box::new(it)));
-        let all = std::iter::once(Voter::Me(Arc::clone(&me))).chain(others).collect();
+        let own = votes.then(|| Voter::Me(Arc::clone(&me)));
+        let all = own.into_iter().chain(others).collect();
         let ballot = Ballot { round: 0, site: number, incarnation };
         Self { me, all, ballot, round: AtomicU64::new(1), patience, lives: None }
     }
@@ -492,7 +494,7 @@ mod tests {
             let reply = voter.decide(Question::Accept { ballot, record: one.clone() }).await;
             assert_eq!(reply, Reply::Accepted);
         }
-        let mut store = Voters::new(Arc::clone(&first), vec![], 0, 1, Duration::from_secs(1));
+        let mut store = Voters::new(Arc::clone(&first), true, vec![], 0, 1, Duration::from_secs(1));
         store.all = [first, second, voter()].map(Voter::Me).into_iter().collect();
         let pulse = Pulse { site: "a".into(), incarnation: 1, count: 0, note: Vec::new() };
         assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));
@@ -644,7 +646,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("kofm-promises-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let first = Arc::new(Ballots::open(Some(&dir)).unwrap());
-        let store = Voters::new(Arc::clone(&first), vec![], 0, 1, Duration::from_secs(1));
+        let store = Voters::new(Arc::clone(&first), true, vec![], 0, 1, Duration::from_secs(1));
         let one = Record { epoch: 1, body: b"one".to_vec() };
         assert_eq!(store.swap(one.clone()).await, Ok(Swap::Done));
         let late = Record { epoch: 1, body: b"late".to_vec() };
@@ -652,7 +654,7 @@ mod tests {
         drop((store, first));
         let again = Arc::new(Ballots::open(Some(&dir)).unwrap());
         assert_eq!(again.known().await, one);
-        let store = Voters::new(again, vec![], 0, 2, Duration::from_secs(1));
+        let store = Voters::new(again, true, vec![], 0, 2, Duration::from_secs(1));
         let pulse = Pulse { site: "a".into(), incarnation: 2, count: 0, note: Vec::new() };
         assert_eq!(store.beat(0, pulse.clone()).await, Ok(Beat::Moved(one)));
         assert_eq!(store.beat(1, pulse.clone()).await, Ok(Beat::Steady(vec![pulse])));

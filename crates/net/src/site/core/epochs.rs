@@ -340,8 +340,17 @@ impl Core {
         if change.epochs.record().epoch != epoch {
             // The keeper beats in the epoch that is known here, whoever is in it.
             change.publish();
+            // A site that is no member must reach them all to become one.
+            self.reach_sites();
         }
         self.carry_out_change(effects);
+    }
+
+    /// Makes links to all sites of the record.
+    pub(super) fn reach_sites(&self) {
+        for (&site, (name, address)) in &self.change.record().plan.sites {
+            self.links.reach(site, name.clone(), address.clone());
+        }
     }
 
     fn carry_out_change(&mut self, effects: Vec<Effect<Plan>>) {

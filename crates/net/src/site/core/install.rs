@@ -97,9 +97,7 @@ impl Core {
         if !record.quarantine.is_empty() {
             self.start_timer(over, Timer::Look);
         }
-        for (&site, (name, address)) in &record.plan.sites {
-            self.links.reach(site, name.clone(), address.clone());
-        }
+        self.reach_sites();
         // A protocol that heals by itself goes on, unless its pools are others now.
         let goes_on: Vec<bool> = kinds()
             .into_iter()

@@ -160,6 +160,7 @@ impl Core {
     fn plan_leave(&mut self, name: &str, reply: Responder) {
         let mut plan = self.plan.clone();
         plan.sites.retain(|_, site| site.0 != name);
+        plan.removed.insert(name.to_owned());
         if plan.sites.len() == self.plan.sites.len() || plan.sites.is_empty() {
             let text = format!("`{name}` is not a site of this cluster, or its last one");
             return self.respond(reply, Err(api::Error::new(Code::NotFound, text)));
@@ -225,13 +226,17 @@ impl Core {
         if !first || !change.joinable || change.planned.is_some() || !change.epochs.may_grant() {
             return;
         }
-        let new = |name: &&String| self.plan.sites.values().all(|site| site.0 != **name);
+        let new = |name: &&String| {
+            let known = self.plan.sites.values().any(|site| site.0 == **name);
+            !known && !self.plan.removed.contains(*name)
+        };
         if !change.pulses.keys().any(|name| new(&name)) {
             return;
         }
         let mut plan = self.plan.clone();
         for (name, (pulse, since)) in &change.pulses {
-            let known = plan.sites.values().any(|site| site.0 == *name);
+            let known =
+                plan.sites.values().any(|site| site.0 == *name) || plan.removed.contains(name);
             let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
             let here = now.since(*since) < change.lease && !note.address.is_empty();
             if !known && here && check_name(name).is_ok() && plan.sites.len() < MAX_SITES {

@@ -165,6 +165,10 @@ impl Core {
         let mut want = Vec::new();
         for (name, &units) in &spec.want {
             let Some(&pool) = self.pool_by_name.get(name.as_str()) else {
+                if self.installed == 0 && self.change.joinable {
+                    let text = "this site is not in the cluster yet; try again, or another site";
+                    return Err(api::Error::new(Code::Unreachable, text));
+                }
                 return Err(api::Error::unknown_pool(name));
             };
             let pool_state = &self.pools[pool];
