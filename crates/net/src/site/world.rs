@@ -148,6 +148,8 @@ pub(super) struct World {
     /// Inputs that cores have handled, and a hash of what clients were told.
     pub inputs: u64,
     pub grants: u64,
+    /// Renewals of leases that an earlier incarnation had granted.
+    pub carried: u64,
     told: DefaultHasher,
     violation: Option<Violation>,
 }
@@ -180,6 +182,7 @@ impl World {
             quiet: false,
             inputs: 0,
             grants: 0,
+            carried: 0,
             told: DefaultHasher::new(),
             violation: None,
             case,
@@ -349,7 +352,8 @@ impl World {
         for site in 0..self.case.sites {
             self.demand_everything(site)?;
         }
-        Ok(Outcome { inputs: self.inputs, grants: self.grants, told: self.told.finish() })
+        let (inputs, grants, carried) = (self.inputs, self.grants, self.carried);
+        Ok(Outcome { inputs, grants, carried, told: self.told.finish() })
     }
 
     fn advance(&mut self, time: u64) -> Result<(), Violation> {
@@ -640,6 +644,8 @@ fn fail(text: String) -> Violation {
 pub(super) struct Outcome {
     pub inputs: u64,
     pub grants: u64,
+    /// Renewals of leases that an earlier incarnation had granted.
+    pub carried: u64,
     /// A hash of every answer that a client got, in order.
     pub told: u64,
 }
@@ -671,17 +677,19 @@ mod tests {
 
     #[test]
     fn whole_sites_keep_their_promises_under_faults() {
-        let (mut inputs, mut grants) = (0, 0);
+        let (mut inputs, mut grants, mut carried) = (0, 0, 0);
         for seed in seeds() {
             match World::new(case(seed), seed).run() {
                 Ok(outcome) => {
                     (inputs, grants) = (inputs + outcome.inputs, grants + outcome.grants);
+                    carried += outcome.carried;
                 }
                 Err(violation) => panic!("seed {seed}: {}\n{:#?}", violation.0, case(seed)),
             }
         }
-        println!("{inputs} inputs, {grants} grants");
+        println!("{inputs} inputs, {grants} grants, {carried} renewals by a later incarnation");
         assert!(grants > 0, "clients were served");
+        assert!(carried > 0, "a site that was left out went on with its leases");
     }
 
     /// Each fault is found, and the number of seeds that it took is printed.

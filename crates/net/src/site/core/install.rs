@@ -357,6 +357,7 @@ impl Core {
     pub(super) fn depart(&mut self, record: Arc<Record<Plan>>) {
         let cause = "the other sites went on without this one";
         warn!(epoch = record.epoch, "{cause}");
+        let legacy = self.carry_leases();
         // Units that a client adds are added later; claims are made again. The engines of protocols
         // that heal go on in the next epoch with the claims they have, so these are given back.
         let engines = &self.engines;
@@ -429,7 +430,7 @@ impl Core {
         if !self.begin_incarnation(record) {
             return;
         }
-        self.legacy = None;
+        self.legacy = Some(legacy);
         let happening = self.happening("departed", None);
         self.record(api::Happening { cause: Some(cause.into()), ..happening });
     }

@@ -14,7 +14,7 @@ use crate::api::{Hold, Holder, OnExpiry, State, Want};
 use crate::boottime::Moment;
 use crate::engine;
 use crate::plan::Plan;
-use crate::site::journal::{Journal, Saved, SavedPart};
+use crate::site::journal::{Journal, Legacy, Saved, SavedPart};
 
 /// How long a journal that is behind is left alone between two tries.
 const REWRITE: Duration = Duration::from_millis(200);
@@ -206,6 +206,24 @@ impl Core {
         }
     }
 
+    /// Takes the leases with which the next incarnation may go on out of the tables. Their units
+    /// are withheld for this site until its lease is over, as after a crash.
+    pub(super) fn carry_leases(&mut self) -> Legacy {
+        let mut legacy = Legacy::default();
+        (legacy.clock, legacy.timely) = (self.clock, true);
+        for key in self.keys_of(|request| request.lease.is_some()) {
+            let Some(saved) = self.saved(key) else { continue };
+            legacy.leases.insert(saved.lease.clone(), saved);
+            let lease = self.requests.get_mut(&key).and_then(|request| request.lease.take());
+            if let Some(lease) = lease {
+                self.drop_lease(key, &lease);
+            }
+            self.forget(key);
+        }
+        info!(leases = legacy.leases.len(), "this site joins again with its leases");
+        legacy
+    }
+
     /// Goes on with the leases of the last life that the cluster has confirmed.
     pub(super) fn inherit(&mut self, record: &Record<Plan>) {
         let Some(legacy) = self.legacy.take() else { return };
@@ -222,11 +240,16 @@ impl Core {
                 .iter()
                 .map(|(name, &units)| Some((*self.pool_by_name.get(name.as_str())?, units)))
                 .collect();
-            let Some(want) = pools.filter(|_| confirmed && !saved.parts.is_empty()) else {
-                continue;
-            };
+            let confirmed = confirmed && pools.is_some() && !saved.parts.is_empty();
             let key = self.next_key;
             self.next_key += 1;
+            let mut request = request_of(&saved, pools.unwrap_or_default(), now);
+            self.by_id.insert(Arc::clone(&request.id), key);
+            if !confirmed {
+                self.requests.insert(key, Box::new(request));
+                self.end(key, State::Expired, "the other sites went on without its site");
+                continue;
+            }
             let mut units: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
             let mut parts = Vec::new();
             for part in saved.parts {
@@ -264,8 +287,7 @@ impl Core {
                     pool.quarantined.extend(numbers);
                 }
             }
-            let (id, lease): (Arc<str>, Arc<str>) = (saved.request.into(), saved.lease.into());
-            self.by_id.insert(Arc::clone(&id), key);
+            let lease: Arc<str> = saved.lease.into();
             self.by_lease.insert(Arc::clone(&lease), key);
             let lease = Lease {
                 id: lease,
@@ -283,30 +305,8 @@ impl Core {
                 names: Arc::new(self.units_view(&units)),
                 units,
             };
-            let request = Request {
-                // Perhaps, and then it is asked for again.
-                named: true,
-                id,
-                want,
-                asked: Arc::new(saved.want),
-                owner: saved.owner.map(Into::into),
-                reason: saved.reason.map(Into::into),
-                principal: saved.principal.map(Into::into),
-                ttl: saved.ttl,
-                hold: Hold::Lease,
-                once: false,
-                state: if live { State::Granted } else { State::Expired },
-                cause: (!live).then(|| "a person must release the lease".into()),
-                code: None,
-                doom: None,
-                submitted: now,
-                waited: Duration::ZERO,
-                part: parts.len(),
-                parts,
-                lease: Some(Box::new(lease)),
-                deadline: None,
-                watchers: Vec::new(),
-            };
+            (request.part, request.parts) = (parts.len(), parts);
+            request.lease = Some(Box::new(lease));
             self.requests.insert(key, Box::new(request));
             self.note_held(key);
             self.look_after(key);
@@ -327,5 +327,34 @@ impl Core {
                 self.todo.push_back(Todo::Undo(part));
             }
         }
+    }
+}
+
+/// The request of a lease that was written down, without its lease and the parts of its demand.
+fn request_of(saved: &Saved, want: Vec<(usize, u32)>, now: Moment) -> Request {
+    let live = saved.kept.is_none();
+    Request {
+        // Perhaps, and then it is asked for again.
+        named: true,
+        id: saved.request.as_str().into(),
+        want,
+        asked: Arc::new(saved.want.clone()),
+        owner: saved.owner.as_deref().map(Into::into),
+        reason: saved.reason.as_deref().map(Into::into),
+        principal: saved.principal.as_deref().map(Into::into),
+        ttl: saved.ttl,
+        hold: Hold::Lease,
+        once: false,
+        state: if live { State::Granted } else { State::Expired },
+        cause: (!live).then(|| "a person must release the lease".into()),
+        code: None,
+        doom: None,
+        submitted: now,
+        waited: Duration::ZERO,
+        part: 0,
+        parts: Vec::new(),
+        lease: None,
+        deadline: None,
+        watchers: Vec::new(),
     }
 }

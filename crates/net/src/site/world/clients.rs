@@ -59,9 +59,9 @@ struct Pending {
 #[derive(Clone, Debug)]
 struct Held {
     site: usize,
-    /// The incarnation that granted it. A lease ends with it, when the site keeps no journal or
-    /// was evicted: the client may then be told so before the time that it relied on. Its units
-    /// stay reserved until that time.
+    /// The incarnation that granted it. A lease may end with it, when the site was killed or did
+    /// not join again in time: the client may then be told so before the time that it relied on.
+    /// Its units stay reserved until that time.
     incarnation: u64,
     lease: String,
     /// When it is going to be released.
@@ -387,6 +387,9 @@ impl World {
         let term = self.clients[number].real(lease.expires_in_ms * MILLISECOND);
         let until = pending.sent + term;
         self.holds.hold(self.time, number, lease, until)?;
+        let now = self.incarnation(pending.site);
+        let held = self.clients[number].held.as_ref();
+        self.carried += u64::from(held.is_some_and(|held| held.incarnation != now));
         self.next_renewal(number, until);
         Ok(())
     }
