@@ -118,7 +118,8 @@ def test_slurm_prolog_and_epilog(up, env, tmp_path):
     run(HERE / "slurm/prolog.sh", env=job)
     (lease,) = kofm.Client(up.addr).leases()
     assert (lease["owner"], lease["reason"]) == ("ada", "slurm job 7")
-    run(HERE / "slurm/epilog.sh", env=job)
+    said = run("sh", "-c", f"{HERE}/slurm/epilog.sh 2>&1", env=job)
+    assert not (tmp_path / "logged").exists(), said
     assert held(up) == 0
     # A job that asks for nothing, and one that cannot be served.
     run(HERE / "slurm/prolog.sh", env={**job, "KOFM_TEST_COMMENT": "hello"})
