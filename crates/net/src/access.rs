@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// The tokens of a site's `token_file`: a client that shows one of them may do everything. Without
 /// a file every client may. Clones share the list, so that a site changes it while it runs.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Access {
     /// Fixed when the site starts.
     open: bool,

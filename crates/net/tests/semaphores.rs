@@ -137,7 +137,7 @@ async fn a_client_that_hangs_up_leaves_nothing_behind() {
     set(&sites[0], "s", 1, "sem-permission").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    tokio::spawn(kofm_net::http::serve(sites[1].clone(), listener, Access::default()));
+    tokio::spawn(kofm_net::http::serve(sites[1].clone(), listener, Access::open()));
     let mut client = TcpStream::connect(address).await.unwrap();
     let body = "{\"k\":4}";
     let text = format!(
