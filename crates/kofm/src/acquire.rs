@@ -178,7 +178,8 @@ pub(crate) async fn answered<T>(
 }
 
 /// Waits until a request is granted or over. It is given up when a signal has come or comes, and
-/// when no site can be asked about it any more. With `spec`, it is submitted again if its site is lost.
+/// when no site can be asked about it any more. With `spec`, it is submitted again if its site is
+/// lost.
 pub(crate) async fn settled(
     client: &Client,
     spec: Option<&Submit>,

@@ -1,8 +1,8 @@
 //! A cgroup (version 2) that contains the processes of one command.
 //!
-//! A process cannot leave its cgroup by `setsid`, by a double fork, or by losing its parent. Writing
-//! to `cgroup.kill` kills all members at once, so that a command which forks quickly cannot escape.
-//! The cgroup is a child of the caller's own; no controller is enabled in it.
+//! A process cannot leave its cgroup by `setsid`, by a double fork, or by losing its parent.
+//! Writing to `cgroup.kill` kills all members at once, so that a command which forks quickly cannot
+//! escape. The cgroup is a child of the caller's own; no controller is enabled in it.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};

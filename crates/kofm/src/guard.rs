@@ -281,8 +281,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Sends a signal to the command: to its group, or to its first process on a terminal. Once that
-    /// process has ended, the signal goes to all others.
+    /// Sends a signal to the command: to its group, or to its first process on a terminal. Once
+    /// that process has ended, the signal goes to all others.
     fn signal(&self, signal: Signal) {
         if self.ended.is_some() {
             self.signal_all(signal);

@@ -165,7 +165,8 @@ impl Files<'_> {
         let path = |name: &str| self.dir.join(name).display().to_string();
         let names: Vec<String> = self.voters.iter().map(|it| format!("{:?}", it.0)).collect();
         let mut text = format!(
-            "# Made by kofm. Pools, semaphores and gangs are kept by the cluster: `kofm pool set`.\n\
+            "# Made by kofm. Pools, semaphores and gangs are kept by the cluster: `kofm pool \
+             set`.\n\
              cluster = {cluster:?}\n\
              site = {site:?}\n\
              # Where clients on this machine are answered.\n\
@@ -281,7 +282,8 @@ impl Init {
         };
         say_line(&format!(
             "\nnext:\n  kofm serve --config {}\n  export KOFM_ADDR=http://{http}   # and elsewhere \
-             KOFM_TOKEN, from {}\n  kofm pool set gpu --units 4\n  kofm invite{option}   # prints a code; then, on \
+             KOFM_TOKEN, from {}\n  kofm pool set gpu --units 4\n  kofm invite{option}   # \
+             prints a code; then, on \
              another machine: kofm join CODE",
             path.display(),
             dir.join("admin.token").display(),

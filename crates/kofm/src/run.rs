@@ -8,10 +8,11 @@
 //!   the command
 //! ```
 //!
-//! Guard and wrapper watch each other. When the wrapper is stopped or dead, or the site is gone, the
-//! guard ends the command. When the guard is stopped or dead, the wrapper does. The term of a lease
-//! is counted from before its renewal was sent, so the command has ended before the site can grant
-//! the units again. The wrapper releases the lease only when no process of the command is left.
+//! Guard and wrapper watch each other. When the wrapper is stopped or dead, or the site is gone,
+//! the guard ends the command. When the guard is stopped or dead, the wrapper does. The term of a
+//! lease is counted from before its renewal was sent, so the command has ended before the site can
+//! grant the units again. The wrapper releases the lease only when no process of the command is
+//! left.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -46,7 +47,8 @@ use crate::output::tell;
 const RATE: u32 = 50;
 /// The part of the ttl by which the guard is early, so that it acts before the wrapper: 4 %.
 const GUARD_RATE: u32 = 25;
-/// After the guard was told that the lease is lost, the wrapper gives it this long beyond its grace.
+/// After the guard was told that the lease is lost, the wrapper gives it this long beyond its
+/// grace.
 const GUARD_DELAY: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\

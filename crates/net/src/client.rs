@@ -109,8 +109,8 @@ impl ClientError {
     }
 }
 
-/// Calls a site, or one of several: when one does not answer, the next call goes to another. Cheap to
-/// clone; connections are kept and shared.
+/// Calls a site, or one of several: when one does not answer, the next call goes to another. Cheap
+/// to clone; connections are kept and shared.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Inner>);
 
@@ -204,9 +204,9 @@ impl Client {
         }
     }
 
-    /// Calls and returns the answer. A call that can be repeated goes to every address in turn until
-    /// a site answers with anything but 503, and if all answer so, to the same addresses again for
-    /// up to 15 s; other calls move on only if they were not sent.
+    /// Calls and returns the answer. A call that can be repeated goes to every address in turn
+    /// until a site answers with anything but 503, and if all answer so, to the same addresses
+    /// again for up to 15 s; other calls move on only if they were not sent.
     pub async fn raw(
         &self,
         method: Method,
@@ -462,8 +462,8 @@ impl Client {
         let mut heard = start;
         while request.state == api::State::Queued {
             let mut answer = self.watch(&request.id, SHORT_POLL).await;
-            if matches!(&answer, Err(ClientError::Refused(it)) if it.error == api::Code::UnknownRequest)
-            {
+            let unknown = api::Code::UnknownRequest;
+            if matches!(&answer, Err(ClientError::Refused(it)) if it.error == unknown) {
                 let waited = Moment::now().since(start);
                 let wait = spec.wait.map(|wait| wait.saturating_sub(waited));
                 answer = self.submit(&Submit { wait, ..spec.clone() }).await;

@@ -1,8 +1,8 @@
 //! How a machine becomes a site: an invitation, its code, and the certificate that it buys.
 //!
 //! A code names a site that has the authority's key, and carries the hash of the authority and a
-//! secret. The machine sends the secret over TLS to a site that this authority has certified, with a
-//! request for its own certificate. A code is good once, and until it expires by the clock of the
+//! secret. The machine sends the secret over TLS to a site that this authority has certified, with
+//! a request for its own certificate. A code is good once, and until it expires by the clock of the
 //! site.
 
 use std::collections::BTreeMap;
@@ -223,7 +223,8 @@ impl Registrar {
         if taken {
             let name = &join.site;
             return Err(format!(
-                "--site: the cluster has or had a site {name}; a name must be new: use the same code \
+                "--site: the cluster has or had a site {name}; a name must be new: use the same \
+                 code \
                  with another --site"
             ));
         }

@@ -1,7 +1,8 @@
 //! TLS 1.3 between sites: each shows a certificate of the cluster's authority that names it.
 //!
-//! A certificate names its site by a URI, `kofm://CLUSTER/SITE`. Both ends check the chain up to the
-//! authority, and that the name is the one in the greeting. Host names and addresses do not count.
+//! A certificate names its site by a URI, `kofm://CLUSTER/SITE`. Both ends check the chain up to
+//! the authority, and that the name is the one in the greeting. Host names and addresses do not
+//! count.
 
 use std::fmt;
 use std::io;

@@ -336,7 +336,8 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d050100001a0000007b272b320505036c616200020161ac0209943c0005888e98a8c0e0808101",
+                "6b6f666d050100001a0000007b272b320505036c616200020161ac0209943c00\
+                 05888e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
             ("6b6f666d05020000000000001e61934f", Frame::Welcome),

@@ -97,7 +97,8 @@ impl Cluster {
             if etcd.is_empty() { String::new() } else { format!("etcd = [{}]\n", etcd.join(", ")) };
         format!(
             "cluster = \"chaos\"\nsite = \"s{number}\"\nhttp = \"{}:{PORT}\"\nstate_dir = \"{}\"\n\
-             insecure = true\nsite_lease = \"{}ms\"\ndurability = \"{}\"\n{etcd}[members]\n{}[pools]\n\
+             insecure = true\nsite_lease = \"{}ms\"\ndurability = \
+             \"{}\"\n{etcd}[members]\n{}[pools]\n\
              gpu = {{ units = 4, protocol = \"permission\" }}\n\
              seat = {{ units = 2, protocol = \"quorum\" }}\n\
              slot = {{ units = 3, protocol = \"roaming\" }}\n",

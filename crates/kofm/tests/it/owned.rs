@@ -54,7 +54,8 @@ fn units_stay_held_when_only_the_first_process_is_killed() {
     let cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
     for way in WAYS {
         let dir = temp_dir();
-        let script = "sh -c 'trap \"exit 0\" TERM; echo $$ > inner; while :; do sleep 0.05; done' & \
+        let script = "sh -c 'trap \"exit 0\" TERM; echo $$ > inner; while :; do sleep 0.05; \
+                      done' & \
                       echo $$ > outer; wait; wait";
         let mut command = cluster.command(0, &["run", "gpu", "--", "sh", "-c", script]);
         let mut wrapper = command.current_dir(&dir).env("KOFM_CGROUP", way).spawn().unwrap();
@@ -80,8 +81,10 @@ fn a_lost_lease_stops_daemons_of_the_command() {
     let mut cluster = Cluster::start(1, "[pools]\ngpu = 1\n");
     for way in WAYS {
         let dir = temp_dir();
-        let script = "setsid sh -c 'trap \"\" TERM; (setsid sh -c \"echo \\$\\$ > deaf; exec sleep 1000\" &)' & \
-                      setsid sh -c 'trap \"touch told; exit\" TERM; echo $$ > daemon; while :; do sleep 0.05; done' & \
+        let script = "setsid sh -c 'trap \"\" TERM; (setsid sh -c \"echo \\$\\$ > deaf; exec \
+                      sleep 1000\" &)' & \
+                      setsid sh -c 'trap \"touch told; exit\" TERM; echo $$ > daemon; while :; \
+                      do sleep 0.05; done' & \
                       exit 0";
         let args = ["run", "gpu", "--ttl", "2s", "--", "sh", "-c", script];
         let mut command = cluster.command(0, &args);

@@ -1,9 +1,9 @@
 //! Which process speaks for each site.
 //!
 //! Two processes with one name and one incarnation would be taken for one site: a copied
-//! configuration, a cloned disk. Each process draws a random number when it starts and sends it with
-//! every greeting. A site keeps to the process that it met first as long as that one is connected,
-//! and refuses the other by name and address.
+//! configuration, a cloned disk. Each process draws a random number when it starts and sends it
+//! with every greeting. A site keeps to the process that it met first as long as that one is
+//! connected, and refuses the other by name and address.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -210,7 +210,8 @@ impl Met {
         }
         let text = format!(
             "{}, incarnation {last}; a process must have a name and a state_dir of its own: give \
-             this one another `site`, or if the state_dir of {name} was lost, write a number larger \
+             this one another `site`, or if the state_dir of {name} was lost, write a number \
+             larger \
              than {last} into its file `incarnation`",
             another(name, address)
         );
