@@ -226,6 +226,20 @@ def test_a_page_list_is_read_to_its_end(scripted):
     assert server.seen[1][1] == "/v1/leases?after=c%201"
 
 
+def test_history_is_read_until_its_limit_and_is_in_order(scripted):
+    def page(*times, **more):
+        events = [{"at_ms": time, "site": "a", "seq": time} for time in times]
+        return js(200, {"history": events, **more})
+
+    server = scripted(page(3, 4, next="c1"), page(1, 2, next="c2"))
+    events = kofm.Client(server.addr).history(limit=3)
+    assert [event["at_ms"] for event in events] == [2, 3, 4]
+    assert [seen[1] for seen in server.seen] == [
+        "/v1/history?limit=3",
+        "/v1/history?limit=3&after=c1",
+    ]
+
+
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 def test_tls_with_the_ca_of_the_cluster(scripted, tmp_path: pathlib.Path):
     subprocess.run(

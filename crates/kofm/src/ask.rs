@@ -229,8 +229,8 @@ Examples:
 pub(crate) struct History {
     /// Only this pool
     pool: Option<String>,
-    /// How many entries at most
-    #[arg(long, default_value_t = 100)]
+    /// Number of entries at most, the newest ones
+    #[arg(long, default_value_t = 100, value_parser = at_least_one)]
     limit: usize,
     #[command(flatten)]
     server: Server,
@@ -239,12 +239,30 @@ pub(crate) struct History {
     json: bool,
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "it must be a number from 1 on".to_owned())
+}
+
 impl History {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let pool = self.pool.map_or(String::new(), |pool| format!("&pool={}", escape(&pool)));
-        let path = format!("/v1/history?limit={}{pool}", self.limit);
-        let list: Vec<api::Happening> =
-            self.server.with(async |client| Ok(client.get(&path).await?))?;
+        let limit = self.limit;
+        let list: Vec<api::Happening> = self.server.with(async |client| {
+            let mut list: Vec<api::Happening> = Vec::new();
+            let mut after = String::new();
+            loop {
+                let path = format!("/v1/history?limit={}{after}{pool}", limit - list.len());
+                let mut page: api::HistoryPage = client.get(&path).await?;
+                // Each page is earlier than the one before.
+                page.history.append(&mut list);
+                list = page.history;
+                match page.next {
+                    Some(next) if list.len() < limit => after = format!("&after={}", escape(&next)),
+                    Some(_) | None => return Ok(list),
+                }
+            }
+        })?;
         if self.json {
             return print_json(&list);
         }

@@ -286,6 +286,9 @@ pub struct Member {
 pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
+    /// Its number at its site. Later ones are larger, also those of later starts of the site.
+    #[serde(default)]
+    pub seq: u64,
     /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `held`, `quarantined`,
     /// `returned` (a unit that a person had quarantined), `pool`, `semaphore`, `taken` and `added`
     /// (of a semaphore), `peer-reset`, `epoch` (it has changed), `suspended` (no majority, nothing
@@ -323,6 +326,26 @@ pub struct Happening {
     /// The principal that asked, if clients have credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub principal: Option<Arc<str>>,
+}
+
+/// A page of `GET /v1/history?limit=N&after=CURSOR`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryPage {
+    /// Events, the oldest first.
+    pub history: Vec<Happening>,
+    /// The cursor of the next page, which has earlier events; none on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// The place of an event in the history of the cluster: its time, site and number.
+pub(crate) type Place = (u64, String, u64);
+
+impl Happening {
+    /// Its place in the history of the cluster.
+    pub(crate) fn place(&self) -> Place {
+        (self.at_ms, self.site.to_string(), self.seq)
+    }
 }
 
 /// The body of `PUT /v1/pools/{name}`.

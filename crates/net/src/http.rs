@@ -8,6 +8,7 @@ mod audit;
 mod edge;
 mod guard;
 mod listen;
+mod paging;
 mod tokens;
 
 use std::convert::Infallible;
@@ -40,6 +41,7 @@ use self::edge::Edge;
 pub(crate) use self::listen::keep_alive;
 use self::listen::{HEADERS_IN, Peer, Slot};
 pub use self::listen::{bind_unix, serve, serve_unix};
+use self::paging::{ListQuery, encode, one_page, paged};
 use crate::access::Access;
 use crate::api::{
     AddSpec, Code, Error, Happening, JoinGang, PutPool, PutQuarantine, PutSemaphore, StartGang,
@@ -54,6 +56,9 @@ use crate::site::Site;
 const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
 const BODY_IN: Duration = Duration::from_secs(10);
+
+/// Events in an answer that is not paged.
+const HISTORY: usize = 1000;
 
 const OPENAPI: &str = include_str!("http/openapi.json");
 
@@ -174,9 +179,13 @@ fn ok(value: &impl Serialize) -> Answer {
 }
 
 /// A list, and in a header the sites that did not answer.
-#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
 fn listed<T: Serialize>((list, missing): (Vec<T>, Vec<String>)) -> Answer {
-    let mut response = json_body(&list);
+    with_missing(json_body(&list), &missing)
+}
+
+/// Names the sites that did not answer in a header.
+#[expect(clippy::unnecessary_wraps, reason = "handlers end with it")]
+fn with_missing(mut response: Response, missing: &[String]) -> Answer {
     if let Ok(missing) = missing.join(",").parse::<HeaderValue>()
         && !missing.is_empty()
     {
@@ -298,29 +307,29 @@ async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     ok(&json!({"pool": name, "state": "corrupted"}))
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PoolQuery {
-    pool: Option<String>,
-    limit: Option<usize>,
-}
-
-async fn leases(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
+async fn leases(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+    let page = query.page()?;
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
         refuse_unknown(&app.site, &pool, &list).await?;
     }
-    listed((list, missing))
+    paged("leases", list, &missing, page.as_ref(), |lease| {
+        (lease.fence, lease.site.clone(), lease.request.clone())
+    })
 }
 
-async fn queue(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
+async fn queue(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+    let page = query.page()?;
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
         refuse_unknown(&app.site, &pool, &list).await?;
     }
-    listed((list, missing))
+    paged("queue", list, &missing, page.as_ref(), |request| {
+        let claim = request.claim.map_or((0, 0), |claim| (claim.time, claim.site.0));
+        (claim, request.site.clone(), request.id.clone())
+    })
 }
 
 /// An empty list of a pool that does not exist is a mistake of whoever asks.
@@ -331,8 +340,9 @@ async fn refuse_unknown<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Er
     Ok(())
 }
 
-async fn members(Shared(app): Shared<App>) -> Answer {
-    ok(&app.site.members())
+async fn members(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+    let page = query.page()?;
+    paged("members", app.site.members(), &[], page.as_ref(), |member| member.number)
 }
 
 async fn health(Shared(app): Shared<App>) -> Answer {
@@ -344,13 +354,24 @@ async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     ok(&json!({"site": name, "state": "removed"}))
 }
 
-async fn history(Shared(app): Shared<App>, Asked(query): Asked<PoolQuery>) -> Answer {
-    let limit = query.limit.unwrap_or(1000);
-    let (list, missing) = app.site.history(query.pool.as_deref(), limit).await?;
-    if let Some(pool) = query.pool {
-        refuse_unknown(&app.site, &pool, &list).await?;
+/// The first page has the latest events. Each further one has those before it: within a page, as
+/// in the whole list, the oldest comes first.
+async fn history(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+    let page = query.page()?;
+    let (limit, before) = page.map_or((HISTORY, None), |page| (page.limit, page.after));
+    let more = usize::from(query.is_paged());
+    let (mut list, missing) =
+        app.site.history_before(query.pool.as_deref(), limit + more, before).await?;
+    if let Some(pool) = &query.pool {
+        refuse_unknown(&app.site, pool, &list).await?;
     }
-    listed((list, missing))
+    if !query.is_paged() {
+        return listed((list, missing));
+    }
+    let more = list.len() > limit;
+    list.drain(..list.len().saturating_sub(limit));
+    let next = list.first().filter(|_| more).map(|it| encode(&it.place()));
+    one_page("history", &list, &missing, next)
 }
 
 async fn pools(Shared(app): Shared<App>) -> Answer {

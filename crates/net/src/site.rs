@@ -300,12 +300,26 @@ impl Site {
         pool: Option<&str>,
         limit: usize,
     ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
+        self.history_before(pool, limit, None).await
+    }
+
+    /// The same, before a place in the history.
+    pub(crate) async fn history_before(
+        &self,
+        pool: Option<&str>,
+        limit: usize,
+        before: Option<api::Place>,
+    ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
+        let call = Call::History { pool: pool.map(str::to_owned), limit, before };
         let (mut list, missing) = self
-            .gather(Call::History { pool: pool.map(str::to_owned), limit }, |answer| {
-                if let Answer::History(list) = answer { list } else { Vec::new() }
-            })
+            .gather(
+                call,
+                |answer| {
+                    if let Answer::History(list) = answer { list } else { Vec::new() }
+                },
+            )
             .await?;
-        list.sort_by_key(|happening| happening.at_ms);
+        list.sort_by_cached_key(api::Happening::place);
         let skipped = list.len().saturating_sub(limit);
         Ok((list.split_off(skipped), missing))
     }

@@ -142,8 +142,8 @@ class Client:
 
     # Views
 
-    def _list(self, path: str, **query: object) -> List[Json]:
-        """All pages of a list."""
+    def _list(self, path: str, most: Optional[int] = None, **query: object) -> List[Json]:
+        """All pages of a list, or as many as it takes to have `most` entries."""
         result: List[Json] = []
         parts = {name: str(value) for name, value in query.items() if value is not None}
         while True:
@@ -158,7 +158,7 @@ class Client:
                     " upgrade the kofm package"
                 )
             result += lists[0]
-            if not body.get("next"):
+            if not body.get("next") or (most is not None and len(result) >= most):
                 return result
             parts["after"] = str(body["next"])
 
@@ -195,7 +195,12 @@ class Client:
 
     def history(self, pool: Optional[str] = None, limit: Optional[int] = None) -> List[Json]:
         """Recent events, oldest first."""
-        return self._list("/v1/history", pool=pool, limit=limit)
+        if limit is None:
+            return self._list("/v1/history", pool=pool)
+        # The first page has the latest events, each further one earlier events.
+        events = self._list("/v1/history", most=limit, pool=pool, limit=limit)
+        events.sort(key=lambda it: (it["at_ms"], it["site"], it.get("seq", 0)))
+        return events[-limit:]
 
     # Semaphores and gangs
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Blocker, Happening, Head, Joined, Lease, Members, Request, Submit, Taken, Want};
+use super::{
+    Blocker, Happening, Head, Joined, Lease, Members, Place, Request, Submit, Taken, Want,
+};
 use crate::plan::{PlannedPool, PlannedSemaphore};
 use crate::rules::PrincipalChange;
 
@@ -65,6 +67,9 @@ pub(crate) enum Call {
     History {
         pool: Option<String>,
         limit: usize,
+        /// Only what happened before this.
+        #[serde(default)]
+        before: Option<Place>,
     },
     /// P: takes from a semaphore, and waits for its turn and for units.
     Take {

@@ -144,9 +144,9 @@ pub(super) async fn edge(
 /// Query parameters of each path; others have none.
 fn parameters(path: &str) -> &'static [&'static str] {
     match path {
-        "/v1/leases" | "/v1/queue" => &["pool"],
+        "/v1/leases" | "/v1/queue" | "/v1/history" => &["pool", "limit", "after"],
+        "/v1/members" => &["limit", "after"],
         "/v1/audit" => &["since", "principal", "pool", "limit", "verify"],
-        "/v1/history" => &["pool", "limit"],
         _ if path.starts_with("/v1/requests/") => &["wait"],
         _ => &[],
     }

@@ -163,6 +163,8 @@ pub(crate) struct Core {
 
     /// Events since the site started, and who waits for the next.
     happened: u64,
+    /// The number of the first of them: larger than those of earlier starts.
+    first_event: u64,
     listeners: Vec<events::Listener>,
     asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
     next_ask: u64,
@@ -474,6 +476,7 @@ impl Core {
             outcomes: Vec::new(),
             effects: Vec::new(),
             happened: 0,
+            first_event: first_clock(incarnation).time,
             listeners: Vec::new(),
             asks: HashMap::new(),
             next_ask: 0,

@@ -246,12 +246,22 @@ impl Core {
         Answer::Ahead { list, older: older.len() as u64 }
     }
 
-    pub(super) fn recent(&self, pool: Option<&str>, limit: usize) -> Vec<api::Happening> {
-        let concerns = |it: &&api::Happening| pool.is_none_or(|pool| it.want.contains_key(pool));
-        let latest = self.history.iter().rev().filter(concerns).take(limit.min(MAX_LISTED));
-        let mut list: Vec<_> = latest.cloned().collect();
-        list.reverse();
-        list
+    /// The latest events, or the latest before a place in the history; the oldest first.
+    pub(super) fn recent(
+        &self,
+        pool: Option<&str>,
+        limit: usize,
+        before: Option<&api::Place>,
+    ) -> Vec<api::Happening> {
+        let asked = |it: &&api::Happening| {
+            pool.is_none_or(|pool| it.want.contains_key(pool))
+                && before.is_none_or(|before| it.place() < *before)
+        };
+        let mut list: Vec<_> = self.history.iter().filter(asked).collect();
+        // The wall clock may have been set back.
+        list.sort_by_key(|it| (it.at_ms, it.seq));
+        let first = list.len().saturating_sub(limit.min(MAX_LISTED));
+        list.drain(first..).cloned().collect()
     }
 }
 

@@ -5,6 +5,7 @@ mod change;
 mod drain;
 mod edge;
 mod fast;
+mod pages;
 mod rejoin;
 mod rights;
 
@@ -363,7 +364,7 @@ async fn http_answers_as_the_contract_says() {
     }
     // However much has happened elsewhere.
     let last = call(1, "GET", "/v1/history?pool=reboot&limit=1", "").await.1;
-    assert_eq!(last[0]["event"].as_str(), Some("granted"), "{last}");
+    assert_eq!(last["history"][0]["event"].as_str(), Some("granted"), "{last}");
     for path in ["/metrics", "/healthz", "/livez", "/readyz", "/openapi.json", "/"] {
         assert_eq!(call(1, "GET", path, "").await.0, 200, "{path}");
     }

@@ -17,7 +17,8 @@ pub(super) struct Listener {
 }
 
 impl Core {
-    pub(super) fn record(&mut self, happening: api::Happening) {
+    pub(super) fn record(&mut self, mut happening: api::Happening) {
+        happening.seq = self.first_event + self.happened;
         // Nobody may be listening; who listens too slowly is told so.
         if self.events.receiver_count() > 0 {
             self.events.send(Arc::new(happening.clone())).ok();
@@ -70,6 +71,7 @@ impl Core {
         let lease = request.and_then(|request| request.lease.as_ref());
         api::Happening {
             at_ms: self.wall_ms,
+            seq: 0,
             event: event.into(),
             site: Arc::clone(&self.site),
             request: request.map(|request| Arc::clone(&request.id)),

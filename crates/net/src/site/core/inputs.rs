@@ -212,8 +212,8 @@ impl Core {
             Call::Queue => Ok(Answer::Queue(self.queue())),
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
-            Call::History { pool, limit } => {
-                Ok(Answer::History(self.recent(pool.as_deref(), limit)))
+            Call::History { pool, limit, before } => {
+                Ok(Answer::History(self.recent(pool.as_deref(), limit, before.as_ref())))
             }
             Call::GiveUp(key) => {
                 self.give_up(key);
