@@ -36,6 +36,19 @@
 //! That
 //! wants another change, in which the units are free again.
 //!
+//! # Leases that outlive their site
+//!
+//! A holder whose site is gone presents its lease to a member, which has it in its next
+//! [`Report`]. The next record lets the lease go on there, as a held claim of that member, if its
+//! units are still withheld. All presentations are decided in the record, so no two members adopt
+//! the same lease. Of two leases that name the same unit, the one with the larger fence goes on:
+//! the site that granted them gave the unit away again only after the first one had ended for its
+//! holder. For the same reason the units of an adopted lease that ends are not granted again before
+//! the quarantine ends in which they were withheld: a holder with a larger fence may still come.
+//! The driver sees to that, and to one thing more: a site grants the units of a lease that was not
+//! renewed again only after a renewal in the store that began after the end of that lease. Such a
+//! renewal says that up to then the lease cannot have been adopted.
+//!
 //! # Why it is safe
 //!
 //! Reports are for one epoch, and the store lets one record follow it. A member is frozen from its
@@ -57,6 +70,7 @@
 //! that,
 //! and whoever has several protocols at once does the same with them.
 
+mod adopt;
 mod conclude;
 mod machine;
 mod member;
@@ -67,5 +81,6 @@ pub use machine::{Effect, Epochs, Input, Message, Phase};
 pub use member::{Frame, Member, MemberEffect, MemberEffects, MemberInput};
 pub use rules::{Rules, Slip, Sound};
 pub use survey::{
-    Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Tally, Withheld,
+    Adopted, Book, Counts, LeaseKey, Paper, PaperPart, Plan, Quarantine, Record, Report, Standing,
+    Survey, Tally, Withheld,
 };

@@ -53,11 +53,12 @@ pub mod protocols;
 pub mod quorums;
 pub mod topology;
 mod types;
+pub mod voting;
 
 pub use grouping::{GroupId, Grouping, GroupingError};
 pub use protocol::{
     Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
     Profile, Protocol, Rejection, SURVIVES, Service, step,
 };
-pub use protocols::{Kind, Visitor};
+pub use protocols::{Kind, ProtocolId, Visitor};
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

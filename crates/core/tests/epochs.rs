@@ -18,7 +18,7 @@ fn units(numbers: std::ops::Range<u32>) -> BTreeSet<Unit> {
 /// A site with this many held claims of one unit each, and this many that lie idle.
 fn report(site: u16, incarnation: u64, held: u64, idle: Option<Vec<Unit>>) -> Report {
     let claims = (0..held).map(|time| {
-        let standing = Standing { demand: Demand::one(POOL, 1), held: Some(Vec::new()) };
+        let standing = Standing::holding(Demand::one(POOL, 1), Vec::new());
         (Stamp { time, site: SiteId(site) }, standing)
     });
     let book = Book { claims: claims.collect(), idle, lines: BTreeMap::new(), tallies: None };

@@ -82,7 +82,7 @@ impl<R: Rules> World<R> {
         let demand = Demand::one(self.pool, units);
         let site = SiteId(site);
         let claim = self.sites[site.index()].next_stamp(self.clocks[site.index()]);
-        self.claims.insert(claim, Standing { demand: demand.clone(), held: None });
+        self.claims.insert(claim, Standing::waiting(demand.clone()));
         self.step(site, Input::Claim { claim, demand });
         claim
     }
@@ -102,7 +102,7 @@ impl<R: Rules> World<R> {
             let claims = claims.map(|(&claim, told)| (claim, told.clone())).collect();
             let book = Book { claims, idle: site.idle_units(), lines: site.lines(), tallies: None };
             let clock = self.clocks[index];
-            reports.insert(me, Report { incarnation: 1, clock, books: vec![book] });
+            reports.insert(me, Report { clock, books: vec![book], ..Report::empty(1) });
         }
         self.record = self.record.revived(&reports);
         let cluster = self.record.clusters().remove(0);

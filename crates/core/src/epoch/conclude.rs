@@ -3,6 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::adopt::adopt;
 use super::rules::{Rules, Slip};
 use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
 use crate::types::{Clock, Cluster, PoolId, SiteId, Stamp, Unit, Units};
@@ -58,12 +59,19 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         clock = Clock { time: clock.time + LEAP, fence: clock.fence + LEAP };
     }
     let mut fresh = Quarantine { sites: departed, books: Vec::new() };
-    let mut surveys = Vec::new();
-    for (number, cluster) in record.clusters().iter().enumerate() {
+    let clusters = record.clusters();
+    let books_of = |number: usize| {
         let books =
             reports.iter().filter_map(|(&site, report)| Some((site, report.books.get(number)?)));
-        let books: Vec<(SiteId, &Book)> = books.collect();
-        let mut survey = gather(books.iter().copied(), cluster);
+        books.collect::<Vec<(SiteId, &Book)>>()
+    };
+    let gathered = clusters.iter().enumerate();
+    let gathered = gathered.map(|(number, cluster)| gather(books_of(number).into_iter(), cluster));
+    let mut gathered: Vec<Survey> = gathered.collect();
+    adopt(record, reports, &clusters, &mut gathered, &mut quarantine, rules);
+    let mut surveys = Vec::new();
+    for ((number, cluster), mut survey) in clusters.iter().enumerate().zip(gathered) {
+        let books = books_of(number);
         // Whoever brings a unit back has it: nobody else who departed can.
         let held = survey.claims.values().flat_map(|standing| standing.held.iter().flatten());
         let back: BTreeSet<Unit> = held.chain(survey.idle.keys()).copied().collect();
@@ -78,10 +86,15 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         survey.clock = clock;
         let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
         survey.counts = count(before, &books, &fresh.sites, cluster);
-        fresh.books.push(match survey.counts {
-            // Nobody holds what was taken.
-            Some(_) => Withheld::default(),
-            None => missing(&survey, cluster, &kept, &books, rules),
+        // Nobody holds what was taken from a semaphore.
+        fresh.books.push(if survey.counts.is_some() {
+            Withheld::default()
+        } else {
+            let mut missing = missing(&survey, cluster, &kept, &books, rules);
+            if rules.slips(Slip::AdopterIsNotWithheld) {
+                forget_adopted(record, number, &fresh.sites, &mut missing);
+            }
+            missing
         });
         surveys.push(survey);
     }
@@ -113,6 +126,20 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     }
     next.surveys = surveys;
     next
+}
+
+/// For a slip: what departed members had adopted is not withheld for their sake.
+fn forget_adopted<C>(
+    record: &Record<C>,
+    number: usize,
+    departed: &BTreeMap<SiteId, u64>,
+    missing: &mut Withheld,
+) {
+    let claims = record.surveys.get(number).into_iter().flat_map(|survey| &survey.claims);
+    let its = claims.filter(|it| it.1.adopted.is_some() && departed.contains_key(&it.0.site));
+    for unit in its.flat_map(|it| it.1.held.iter().flatten()) {
+        missing.named.remove(unit);
+    }
 }
 
 /// Where units are only counted, what a new life brings back is not withheld for its last one any
@@ -202,7 +229,7 @@ fn without_books(report: &Report) -> Report {
         // What was done with semaphores is known all the same.
         tallies: book.tallies.clone(),
     };
-    Report { books: report.books.iter().map(empty).collect(), ..report.clone() }
+    Report { books: report.books.iter().map(empty).collect(), papers: Vec::new(), ..report.clone() }
 }
 
 /// What the members have.
@@ -268,7 +295,7 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
     let exists = |unit: &Unit| units_of(unit.pool).is_some_and(|units| unit.number < units.0);
     let granted = |unit: &Unit| exists(unit) && !cluster.out.contains(unit);
     let serves = survey.counts.is_some();
-    survey.claims.retain(|_, Standing { demand, held }| {
+    survey.claims.retain(|_, Standing { demand, held, .. }| {
         if let Some(units) = held {
             if demand.pools().any(|pool| units_of(pool).is_none()) {
                 *demand = demand.parts().filter(|part| units_of(part.0).is_some()).collect();

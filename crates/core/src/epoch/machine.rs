@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::conclude::conclude;
 use super::rules::{Rules, Slip, Sound};
-use super::survey::{Plan, Record, Report};
+use super::survey::{Paper, Plan, Record, Report};
 use crate::parts::SiteSet;
 use crate::types::SiteId;
 
@@ -35,6 +35,10 @@ pub enum Input<C> {
     Over(u64),
     /// Whether this site has the right to grant: its last renewal in the store is recent enough.
     Lease(bool),
+    /// A holder presents a lease of a site that is gone, or seems to be. It is in the next report
+    /// of this site, and forgotten with the next record: where that has decided nothing, and
+    /// [may adopt](Record::may_adopt) it, it has to be presented again.
+    Present(Paper),
     /// A site that is no member wants to be one, with what it brings. For the site itself: send
     /// [`Message::Join`] to a member.
     Join {
@@ -77,6 +81,8 @@ pub enum Message<C> {
         plan: Option<C>,
         /// Departed with this epoch or before: certainly over.
         over: u64,
+        /// Holders have presented leases that the next record may let go on.
+        papers: bool,
     },
     /// I am no member and want to be one.
     Join(Report),
@@ -146,6 +152,8 @@ pub struct Epochs<C, R = Sound> {
     told: Option<(SiteId, u64, Wish<C>)>,
     /// The change that is being made here.
     change: Option<Change<C>>,
+    /// Leases that holders have presented here since the last record.
+    papers: Vec<Paper>,
     rules: R,
 }
 
@@ -156,6 +164,7 @@ struct Wish<C> {
     joins: BTreeMap<SiteId, Report>,
     plan: Option<C>,
     over: u64,
+    papers: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -187,10 +196,17 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             ready: BTreeMap::new(),
             asked: BTreeMap::new(),
             report: None,
-            wish: Wish { suspects: BTreeMap::new(), joins: BTreeMap::new(), plan: None, over: 0 },
+            wish: Wish {
+                suspects: BTreeMap::new(),
+                joins: BTreeMap::new(),
+                plan: None,
+                over: 0,
+                papers: false,
+            },
             rumours: BTreeMap::new(),
             told: None,
             change: None,
+            papers: Vec::new(),
             rules,
         }
     }
@@ -260,6 +276,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 self.leased = valid;
                 self.try_resume(out);
             }
+            Input::Present(paper) => self.present(paper),
             Input::Join { site, report } => self.wish_join(site, report),
         }
         self.pursue(out);
@@ -300,7 +317,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 *known = epoch.max(*known);
                 self.try_resume(out);
             }
-            Message::Wish { suspects, joins, plan, over } => {
+            Message::Wish { suspects, joins, plan, over, papers } => {
                 self.rumours.insert(from, suspects);
                 for (site, report) in joins {
                     self.wish_join(site, report);
@@ -309,9 +326,21 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                     self.wish.plan = plan;
                 }
                 self.wish.over = self.wish.over.max(over);
+                self.wish.papers |= papers;
             }
             Message::Join(report) => self.wish_join(from, report),
         }
+    }
+
+    fn present(&mut self, paper: Paper) {
+        if self.phase != Phase::Outside && !self.papers.contains(&paper) {
+            self.papers.push(paper);
+        }
+    }
+
+    /// The leases that were presented here since the last record.
+    pub fn papers(&self) -> &[Paper] {
+        &self.papers
     }
 
     fn wish_join(&mut self, site: SiteId, report: Report) {
@@ -356,6 +385,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn frozen(&mut self, mut report: Report, out: &mut Vec<Effect<C>>) {
         report.incarnation = self.incarnation;
+        report.papers.clone_from(&self.papers);
         for book in &mut report.books {
             match self.rules.slip() {
                 Some(Slip::LosesWaiting) => book.claims.retain(|_, told| told.held.is_some()),
@@ -382,6 +412,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         self.rumours.clear();
         self.told = None;
         self.report = None;
+        self.papers.clear();
+        self.wish.papers = false;
         self.ready.retain(|_, ready| *ready >= record.epoch);
         if ours.is_some_and(|ours| ours == record) {
             self.tell_members(&Message::Commit(Arc::clone(&record)), out);
@@ -494,8 +526,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         let now = (leader, self.record.epoch, self.wish.clone());
         let news = self.told.as_ref() != Some(&now);
         if news && (self.told.is_some() || self.wants_change()) {
-            let Wish { suspects, joins, plan, over } = self.wish.clone();
-            let message = Message::Wish { suspects, joins, plan, over };
+            let Wish { suspects, joins, plan, over, papers } = self.wish.clone();
+            let message = Message::Wish { suspects, joins, plan, over, papers };
             out.push(Effect::Send { to: leader, message });
             self.told = Some(now);
         }
@@ -524,6 +556,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn forget_fulfilled(&mut self) {
         let record = &self.record;
+        self.wish.papers |= self.papers.iter().any(|paper| record.may_adopt(paper));
         let readmits = self.rules.slips(Slip::ReadmitsTheDeparted);
         let lives = if readmits { &record.members } else { &record.lives };
         self.wish.suspects.retain(|site, life| record.members.get(site) == Some(life));
@@ -541,6 +574,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         !self.suspects().is_empty()
             || !self.wish.joins.is_empty()
             || self.wish.plan.is_some()
+            || self.wish.papers
             || over && !self.rules.slips(Slip::NeverEndsQuarantine)
     }
 

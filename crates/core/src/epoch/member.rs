@@ -178,7 +178,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
         match &input {
             Input::Claim { claim, demand } => {
-                self.claims.insert(*claim, Standing { demand: demand.clone(), held: None });
+                self.claims.insert(*claim, Standing::waiting(demand.clone()));
             }
             Input::Release { claim, part } => give_back(&mut self.claims, *claim, part.as_ref()),
             Input::Withdraw { claim } => {
@@ -262,6 +262,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
             incarnation: self.epochs.incarnation(),
             clock: self.clock,
             books: Vec::from([book]),
+            papers: Vec::new(),
         }
     }
 

@@ -84,4 +84,20 @@ pub enum Slip {
     /// Whoever waits for the end of a lease counts from when its site fell silent, not from when
     /// it was left out.
     WaitsSinceTheSilence,
+    /// A lease is adopted although members have its units.
+    AdoptsWhatMembersHave,
+    /// A lease that was presented to two members goes on at both.
+    AdoptsTwice,
+    /// Of two leases of a unit the one that was adopted first goes on.
+    FirstPaperWins,
+    /// What a new life brings back stays beside what was adopted.
+    DiskBesideAdopter,
+    /// What a member had adopted is not withheld anew when it departs.
+    AdopterIsNotWithheld,
+    /// The units of an adopted lease that ended are free at once. For the driver, like the next.
+    FreesAdopted,
+    /// A site grants the units of an expired lease again without another renewal in the store.
+    ReusesBeforeBeat,
+    /// A holder goes on with an answer that came after the end of its lease.
+    TakesLateAnswer,
 }

@@ -20,6 +20,60 @@ pub struct Standing {
     /// Its units by name where it is held, as the grant listed them; empty where they have none.
     /// Nothing where it waits.
     pub held: Option<Vec<Unit>>,
+    /// The lease of a held claim that another life of some site granted; nothing for the others.
+    pub adopted: Option<Adopted>,
+}
+
+impl Standing {
+    /// A claim that waits.
+    pub const fn waiting(demand: Demand) -> Self {
+        Self { demand, held: None, adopted: None }
+    }
+
+    /// A claim that holds these units.
+    pub const fn holding(demand: Demand, units: Vec<Unit>) -> Self {
+        Self { demand, held: Some(units), adopted: None }
+    }
+}
+
+/// A lease, by the site that granted it and the fence that it got. No two leases share both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LeaseKey {
+    /// The site that granted it.
+    pub giver: SiteId,
+    /// Larger than the fence of every earlier grant of its units.
+    pub fence: u64,
+}
+
+/// What the members keep of a lease that goes on after the life that granted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Adopted {
+    /// The lease.
+    pub lease: LeaseKey,
+    /// The quarantine in which its units were withheld. While the record has that quarantine, a
+    /// lease with a larger fence may still turn up, so the units are not granted again. Zero where
+    /// a new life of the same site brought the lease back.
+    pub since: u64,
+}
+
+/// A lease that its holder presents to a member, because the site that granted it is gone.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Paper {
+    /// The lease.
+    pub lease: LeaseKey,
+    /// Its units, for each protocol that it has units of.
+    pub parts: Vec<PaperPart>,
+}
+
+/// The part of a lease that one protocol granted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PaperPart {
+    /// The protocol's place in [`Plan::clusters`].
+    pub book: u16,
+    /// The claim that was granted.
+    pub claim: Stamp,
+    /// All its units by name.
+    pub units: Vec<Unit>,
 }
 
 /// What one site knows for certain of the pools that one protocol shares out.
@@ -69,12 +123,15 @@ pub struct Report {
     pub clock: Clock,
     /// One for each protocol, in the order of [`Plan::clusters`].
     pub books: Vec<Book>,
+    /// Leases of departed sites that holders have presented here.
+    pub papers: Vec<Paper>,
 }
 
 impl Report {
     /// Of a site that has nothing.
     pub const fn empty(incarnation: u64) -> Self {
-        Self { incarnation, clock: Clock { time: 0, fence: 0 }, books: Vec::new() }
+        let clock = Clock { time: 0, fence: 0 };
+        Self { incarnation, clock, books: Vec::new(), papers: Vec::new() }
     }
 }
 
@@ -176,6 +233,37 @@ impl<C: Plan> Record<C> {
     pub fn revived(&self, reports: &BTreeMap<SiteId, Report>) -> Self {
         let reports = reports.iter().map(|(&site, report)| (site, report)).collect();
         conclude(self, &reports, &self.plan, 0, Sound)
+    }
+
+    /// The member at which a lease goes on that another life granted.
+    pub fn home_of(&self, lease: LeaseKey) -> Option<SiteId> {
+        let claims = self.surveys.iter().flat_map(|survey| &survey.claims);
+        let mut its = claims.filter(|it| it.1.adopted.is_some_and(|it| it.lease == lease));
+        its.next().map(|(claim, _)| claim.site)
+    }
+
+    /// Whether the next record may let this lease go on: all its units are withheld, or held by an
+    /// adopted lease that must yield to it. If not, and its giver is no member, it is over.
+    pub fn may_adopt(&self, paper: &Paper) -> bool {
+        let contested = |book: usize, unit: &Unit| {
+            let claims = self.surveys.get(book).into_iter().flat_map(|it| it.claims.values());
+            let mut yields = claims.filter(|it| {
+                it.adopted.is_some_and(|it| {
+                    self.quarantine.contains_key(&it.since) && it.lease.fence < paper.lease.fence
+                })
+            });
+            yields.any(|it| it.held.iter().flatten().any(|held| held == unit))
+        };
+        let withheld = |book: usize, unit: &Unit| {
+            let mut kept = self.quarantine.values().filter_map(|it| it.books.get(book));
+            kept.any(|kept| kept.named.contains(unit)) || contested(book, unit)
+        };
+        let may = |part: &PaperPart| {
+            let book = usize::from(part.book);
+            !part.units.is_empty() && part.units.iter().all(|unit| withheld(book, unit))
+        };
+        let known = self.home_of(paper.lease).is_some();
+        !known && !paper.parts.is_empty() && paper.parts.iter().all(may)
     }
 
     /// The members without their incarnations.
