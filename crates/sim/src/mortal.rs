@@ -6,13 +6,15 @@
 //! a life that is not in the store's record end at any moment, and only after that may somebody
 //! hear that they are over.
 
+mod papers;
 mod search;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kofm_core::epoch::{
-    self, Frame, Member, MemberEffect, MemberInput, Message, Phase, Record, Rules, Slip, Standing,
+    self, Adopted, Frame, LeaseKey, Member, MemberEffect, MemberInput, Message, Phase, Record,
+    Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
 use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units};
@@ -36,17 +38,22 @@ pub struct Budget {
     pub resize: Option<u32>,
     /// How often the first unit is taken out of use, or returned if it is.
     pub outages: u32,
+    /// How often a lease is presented to a site. If never, leases end with the life that granted
+    /// them, or go on with the next life of the same site.
+    pub papers: u32,
     /// Whether only the first living site notices that others are gone or over: fewer worlds.
     pub calm: bool,
 }
 
 /// A claim as its client sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
     /// What it asks for, or still holds.
     pub demand: Demand,
     /// Its units where it is held.
     pub held: Option<Vec<Unit>>,
+    /// The lease that it has, where leases are presented.
+    pub lease: Option<LeaseKey>,
 }
 
 /// One site with its clients.
@@ -66,6 +73,8 @@ pub struct Seat<P: Protocol, R: Rules> {
     pub last: u64,
     /// Claims that are live.
     pub clients: BTreeMap<Stamp, Client>,
+    /// Held claims whose client has not been told, has been told of another site, or is gone.
+    pub orphans: BTreeMap<Stamp, LeaseKey>,
     /// What is written down for the next life: what clients held when the last one died, whether
     /// or not their leases have ended since.
     pub journal: BTreeMap<Stamp, Standing>,
@@ -76,7 +85,7 @@ pub struct Seat<P: Protocol, R: Rules> {
 struct Ghost {
     site: SiteId,
     incarnation: u64,
-    held: Vec<(Stamp, Demand, Vec<Unit>)>,
+    held: Vec<(Stamp, Client)>,
 }
 
 /// What belongs to no site.
@@ -85,6 +94,8 @@ struct Common<R> {
     store: Arc<Record<Cluster>>,
     proposals: Vec<Arc<Record<Cluster>>>,
     ghosts: Vec<Ghost>,
+    /// What leases are presented with, of all grants so far; none where they never are.
+    deck: Option<papers::Deck>,
     budget: Budget,
     rules: R,
     /// The largest size that each pool ever has.
@@ -139,6 +150,12 @@ pub enum Action<T> {
     Resize(SiteId),
     /// A site asks for the first unit to be taken out of use, or to be returned.
     Outage(SiteId),
+    /// A lease is presented to a site, at once or late.
+    Present(usize, SiteId),
+    /// A holder hears that its lease goes on at this site.
+    Tell(SiteId, Stamp),
+    /// A claim without a client ends.
+    Expire(SiteId, Stamp),
 }
 
 impl<P: Protocol, R: Rules> World<P, R> {
@@ -154,6 +171,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
             rounds: script.rounds[me.index()],
             last: 0,
             clients: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             journal: BTreeMap::new(),
         };
         let sites = usize::from(cluster.sites);
@@ -166,6 +184,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 store,
                 proposals: Vec::new(),
                 ghosts: Vec::new(),
+                deck: (budget.papers > 0).then(papers::Deck::default),
                 budget,
                 rules,
                 most,
@@ -214,6 +233,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 None => {}
             }
         }
+        self.enabled_papers(&mut list);
         for from in self.sites() {
             for to in self.sites() {
                 let queue = &self.links[self.link(from, to)];
@@ -350,7 +370,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let stamp = seat.member.as_ref().and_then(Member::next_stamp);
                 let claim = stamp.expect("a site that may grant has a protocol");
                 seat.rounds -= 1;
-                let client = Client { demand: demand.clone(), held: None };
+                let client = Client { demand: demand.clone(), held: None, lease: None };
                 seat.clients.insert(claim, client);
                 if claim.time <= seat.last {
                     let detail = format!("{claim} after one of {}", seat.last);
@@ -360,6 +380,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 self.step(site, MemberInput::Local(Input::Claim { claim, demand }))
             }
             Action::Release(site, claim) => {
+                if self.keeps_released(site, claim) {
+                    return Ok(());
+                }
                 Arc::make_mut(&mut self.seats[site.index()]).clients.remove(&claim);
                 self.step(site, MemberInput::Local(Input::Release { claim, part: None }))
             }
@@ -448,23 +471,22 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 }
                 self.change(site, epoch::Input::Configure(plan))
             }
+            Action::Present(number, site) => self.present(number, site),
+            Action::Tell(site, claim) => {
+                self.tell_holder(site, claim);
+                Ok(())
+            }
+            Action::Expire(site, claim) => {
+                Arc::make_mut(&mut self.seats[site.index()]).orphans.remove(&claim);
+                self.step(site, MemberInput::Local(Input::Release { claim, part: None }))
+            }
         }
     }
 
     fn crash(&mut self, site: SiteId) {
+        let memory = self.common.budget.memory;
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
-        let clients = std::mem::take(&mut seat.clients).into_iter();
-        let held: Vec<(Stamp, Demand, Vec<Unit>)> = clients
-            .filter_map(|(claim, client)| Some((claim, client.demand, client.held?)))
-            .collect();
-        seat.journal.clear();
-        if self.common.budget.memory {
-            let standing = |(claim, demand, units): &(Stamp, Demand, Vec<Unit>)| {
-                (*claim, Standing { demand: demand.clone(), held: Some(units.clone()) })
-            };
-            seat.journal = held.iter().map(standing).collect();
-        }
-        let ghost = Ghost { site, incarnation: seat.incarnation, held };
+        let ghost = end_life(site, seat, memory);
         let lapsed = std::mem::take(&mut seat.lapsed);
         seat.member = None;
         seat.timers.clear();
@@ -493,6 +515,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         }
         seat.lapsed = false;
         seat.clients.clear();
+        seat.orphans.clear();
         let claims = std::mem::take(&mut seat.journal);
         let mut member = Member::remembering(rules, site, seat.incarnation, store, claims);
         let lease = MemberInput::Change(epoch::Input::Lease(true));
@@ -515,14 +538,17 @@ impl<P: Protocol, R: Rules> World<P, R> {
         site: SiteId,
         input: MemberInput<P::Message, P::Timer>,
     ) -> Result<(), Violation> {
+        let deck = self.common.deck.clone();
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let member = seat.member.as_mut().expect("only the living take steps");
+        let presented = member.epochs().papers().to_vec();
         let mut out = Vec::new();
         let result = member.step(input, &mut out);
         member.forget_fence();
         result.map_err(|fault| Violation::new("understanding", format!("{site}: {fault}")))?;
         let mut sends = Vec::new();
         let (mut departed, mut inherited) = (false, false);
+        let mut granted = Vec::new();
         for effect in out {
             match effect {
                 MemberEffect::Send { to, mut frame, .. } => {
@@ -531,7 +557,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     }
                     sends.push((to, frame));
                 }
-                MemberEffect::Local(effect) => local(seat, &effect, &self.common.store.plan)?,
+                MemberEffect::Local(effect) => {
+                    local(seat, &effect, &self.common.store.plan)?;
+                    if let (Effect::Grant { claim, .. }, Some(_)) = (&effect, &deck) {
+                        granted.push(*claim);
+                    }
+                }
                 MemberEffect::Propose(record) => {
                     let common = Arc::make_mut(&mut self.common);
                     let late = record.epoch != common.store.epoch + 1;
@@ -548,12 +579,24 @@ impl<P: Protocol, R: Rules> World<P, R> {
             }
         }
         if departed {
+            let ghost = (deck.is_some() && !seat.lapsed)
+                .then(|| end_life(site, seat, self.common.budget.memory));
             seat.clients.clear();
+            seat.orphans.clear();
             seat.timers.clear();
             seat.lapsed = true;
+            if let Some(ghost) = ghost.filter(|ghost| !ghost.held.is_empty()) {
+                let common = Arc::make_mut(&mut self.common);
+                common.ghosts.push(ghost);
+                common.ghosts.sort_unstable();
+            }
+        }
+        for claim in granted {
+            self.number(site, claim);
         }
         if inherited {
             self.inherit(site);
+            self.judge_refusals(site, &presented)?;
         }
         for (to, frame) in sends {
             // A session is between two lives: what is meant for an earlier one goes nowhere.
@@ -569,13 +612,26 @@ impl<P: Protocol, R: Rules> World<P, R> {
     fn inherit(&mut self, site: SiteId) {
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let Some(member) = &seat.member else { return };
-        let mut taken = Vec::new();
-        for (&claim, Standing { demand, held }) in member.claims() {
-            if held.is_some() && !seat.clients.contains_key(&claim) {
-                seat.clients.insert(claim, Client { demand: demand.clone(), held: held.clone() });
+        let (mut taken, mut orphans) = (Vec::new(), BTreeMap::new());
+        for (&claim, Standing { demand, held, adopted }) in member.claims() {
+            if held.is_none() || seat.clients.contains_key(&claim) {
+                continue;
+            }
+            let lease = adopted.map(|it| it.lease);
+            if let Some(it) = adopted.filter(|it| it.since > 0) {
+                orphans.insert(claim, it.lease);
+            } else {
+                let known = seat.orphans.get(&claim);
+                if let Some(&lease) = known {
+                    orphans.insert(claim, lease);
+                    continue;
+                }
+                let (demand, held) = (demand.clone(), held.clone());
+                seat.clients.insert(claim, Client { demand, held, lease });
                 taken.push(claim);
             }
         }
+        seat.orphans = orphans;
         if taken.is_empty() {
             return;
         }
@@ -597,15 +653,14 @@ impl<P: Protocol, R: Rules> World<P, R> {
             named.iter().copied().find(|&unit| !units.insert(unit))
         };
         let mut twice = None;
-        for seat in self.seats.iter().filter(|seat| !seat.lapsed) {
-            for client in seat.clients.values() {
-                if let Some(named) = &client.held {
-                    twice = twice.or_else(|| count(&client.demand, named));
-                }
+        let mut known = BTreeSet::new();
+        for client in self.in_use() {
+            // A holder that has heard of another site is still in the books of its old one.
+            if client.lease.is_none_or(|lease| known.insert(lease))
+                && let Some(named) = &client.held
+            {
+                twice = twice.or_else(|| count(&client.demand, named));
             }
-        }
-        for (_, demand, named) in self.common.ghosts.iter().flat_map(|ghost| &ghost.held) {
-            twice = twice.or_else(|| count(demand, named));
         }
         if let Some(unit) = twice {
             return Err(Violation::new("exclusion", format!("{unit} is in use twice")));
@@ -630,7 +685,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     return Err(Violation::new("claims", detail));
                 }
             }
-            if member.may_grant() && member.claims().len() != seat.clients.len() {
+            let claims = seat.clients.len() + seat.orphans.len();
+            if member.may_grant() && member.claims().len() != claims {
                 return Err(Violation::new("claims", "a claim has no client".to_owned()));
             }
         }
@@ -640,7 +696,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
 
     /// When nothing can happen any more, everybody was served and nothing is missing.
     fn judge_rest(&self) -> Result<(), Violation> {
-        let waits = self.seats.iter().any(|seat| !seat.clients.is_empty());
+        let has = |seat: &Seat<P, R>| !seat.clients.is_empty() || !seat.orphans.is_empty();
+        let waits = self.seats.iter().any(|seat| has(seat));
         let living = || self.seats.iter().filter_map(|seat| seat.member.as_ref());
         if waits || living().any(|member| !member.may_grant()) {
             return Err(Violation::new("progress", "nothing can happen, and somebody waits"));
@@ -669,6 +726,24 @@ impl<P: Protocol, R: Rules> World<P, R> {
         }
         Ok(())
     }
+}
+
+/// The end of a life: what its clients still use. With memory, the next life is left what it had.
+fn end_life<P: Protocol, R: Rules>(site: SiteId, seat: &mut Seat<P, R>, memory: bool) -> Ghost {
+    let clients = std::mem::take(&mut seat.clients).into_iter();
+    let held: Vec<(Stamp, Client)> = clients.filter(|(_, client)| client.held.is_some()).collect();
+    seat.journal.clear();
+    seat.orphans.clear();
+    if memory {
+        let member = seat.member.as_ref();
+        let standing = |(claim, client): &(Stamp, Client)| {
+            let known = member.and_then(|member| member.claims().get(claim)?.adopted);
+            let adopted = known.or_else(|| client.lease.map(|lease| Adopted { lease, since: 0 }));
+            (*claim, Standing { demand: client.demand.clone(), held: client.held.clone(), adopted })
+        };
+        seat.journal = held.iter().map(standing).collect();
+    }
+    Ghost { site, incarnation: seat.incarnation, held }
 }
 
 /// The unit that is taken out of use.

@@ -64,6 +64,7 @@ pub(crate) const CRASH: Budget = Budget {
     doubts: 0,
     resize: None,
     outages: 0,
+    papers: 0,
     calm: false,
 };
 /// One site dies and may come back without memory.

@@ -7,4 +7,5 @@
 mod exhaustive;
 mod mutants;
 mod outages;
+mod papers;
 mod seeds;

@@ -147,7 +147,9 @@ fn who_hopes_is_given_what_is_there() {
     survey.idle.insert(unit(0), SiteId(0));
     let held = Stamp { time: 0, site: SiteId(1) };
     let units = Some([1, 2, 3].map(unit).to_vec());
-    survey.claims.insert(held, Standing { demand: Demand::one(PoolId(0), 3), held: units });
+    survey
+        .claims
+        .insert(held, Standing { demand: Demand::one(PoolId(0), 3), held: units, adopted: None });
     let mut story = Story::<Sound>::new(&Cluster::new(4, 4), &survey);
     let hopeful = story.claim(1, 3);
     let one = story.claim(2, 1);
