@@ -11,36 +11,32 @@
 //! tasks only move frames and calls through bounded queues.
 
 mod access;
-pub mod api;
 mod audit;
 pub mod authority;
 mod boottime;
-mod bounds;
 pub mod client;
 pub mod config;
-pub mod duration;
-mod engine;
 pub mod exposure;
 mod fast;
 mod gate;
 pub mod http;
+pub mod https;
 mod incarnation;
 pub mod join;
+mod ledger;
 mod link;
-mod names;
-mod plan;
 mod random;
-mod rules;
-pub mod session;
 mod site;
 mod store;
 mod tls;
 pub mod wire;
 
 pub use access::Access;
-pub use boottime::Moment;
+pub use boottime::{Boottime, Moment};
 pub use fast::{FastClient, FastGuard, FastLease};
 pub use incarnation::{IdentityError, StateDir};
-pub use rules::{Rule, Verb, make_token as new_token};
+pub use kofm_site::rules::{Rule, Verb};
+pub use kofm_site::{api, duration, session};
+pub use random::new_token;
 pub use site::{Held, Site, StartError};
 pub use tls::TlsConfig;

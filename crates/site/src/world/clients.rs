@@ -1,0 +1,455 @@
+//! Clients that behave like real ones, and what they may rely on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::{MILLISECOND, Step, Violation, World, fail};
+use crate::api::{self, Answer, Call, Code, Hold, State, Submit};
+use crate::input::{Command, Input};
+
+/// How a client behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Character {
+    /// Waits, renews in time and releases.
+    Patient,
+    /// Renews at the last moment that it may rely on, and releases after its lease has ended.
+    Late,
+    /// Neither renews nor releases.
+    Silent,
+    /// Goes away while it waits, without a word.
+    Crasher,
+    /// Cancels while it waits; releases twice.
+    Fickle,
+}
+
+impl Character {
+    pub(super) const fn draw(number: u64) -> Self {
+        match number {
+            0 => Self::Late,
+            1 => Self::Silent,
+            2 => Self::Crasher,
+            3 => Self::Fickle,
+            _ => Self::Patient,
+        }
+    }
+}
+
+type Reply = oneshot::Receiver<Result<Answer, api::Error>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Request,
+    Renewal,
+    Release,
+    Cancel,
+}
+
+#[derive(Debug)]
+struct Pending {
+    site: usize,
+    /// When the client sent it.
+    sent: u64,
+    asked: Asked,
+    reply: Reply,
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    site: usize,
+    /// The incarnation of the site that last renewed it.
+    incarnation: u64,
+    /// The last renewal has no answer, or none that says whether the lease goes on.
+    unanswered: bool,
+    lease: String,
+    /// When it is going to be released.
+    release: u64,
+    ttl: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    character: Character,
+    /// Parts per thousand that its clock runs fast.
+    rate: i64,
+    pending: Option<Pending>,
+    held: Option<Held>,
+    waits_for: Option<(usize, String)>,
+    requests: u64,
+}
+
+impl Client {
+    pub(super) const fn new(character: Character, rate: i64) -> Self {
+        Self { character, rate, pending: None, held: None, waits_for: None, requests: 0 }
+    }
+
+    pub(super) fn calls(&self, site: usize) -> bool {
+        self.pending.as_ref().is_some_and(|it| it.site == site)
+            || self.waits_for.as_ref().is_some_and(|it| it.0 == site)
+    }
+
+    /// The site that it called is gone.
+    pub(super) fn lose_call(&mut self) {
+        self.pending = None;
+        self.waits_for = None;
+    }
+
+    /// How long so much time of its clock is.
+    fn real(&self, time: u64) -> u64 {
+        let time = i128::from(time) * 1000 / (1000 + i128::from(self.rate));
+        u64::try_from(time).unwrap_or(0)
+    }
+}
+
+/// A unit that a client may rely on having, until a moment.
+#[derive(Clone, Debug)]
+struct Certain {
+    client: usize,
+    lease: String,
+    until: u64,
+    fence: u64,
+}
+
+/// Laws S1 to S3: what clients may rely on at every moment.
+#[derive(Debug, Default)]
+pub(super) struct Holds {
+    units: BTreeMap<(String, String), Certain>,
+}
+
+impl Holds {
+    /// A client was told that it has a lease until a moment.
+    fn hold(
+        &mut self,
+        time: u64,
+        client: usize,
+        lease: &api::Lease,
+        until: u64,
+    ) -> Result<(), Violation> {
+        for (pool, units) in &lease.units {
+            for unit in units {
+                let key = (pool.clone(), unit.clone());
+                let certain =
+                    Certain { client, lease: lease.id.clone(), until, fence: lease.fence };
+                if let Some(old) = self.units.get(&key).filter(|it| it.lease != lease.id) {
+                    if old.until > time && until > time {
+                        return Err(fail(format!(
+                            "S2: {pool}/{unit} is held by client {} until {} and by client \
+                             {client} from {time}",
+                            old.client, old.until
+                        )));
+                    }
+                    if old.fence >= lease.fence && old.client != client {
+                        return Err(fail(format!(
+                            "S3: {pool}/{unit} has fence {} after fence {}",
+                            lease.fence, old.fence
+                        )));
+                    }
+                }
+                self.units.insert(key, certain);
+            }
+        }
+        Ok(())
+    }
+
+    /// A client does not rely on its lease any more.
+    fn end(&mut self, time: u64, lease: &str) {
+        for certain in self.units.values_mut().filter(|it| it.lease == lease) {
+            certain.until = certain.until.min(time);
+        }
+    }
+
+    fn relies(&self, time: u64, lease: &str) -> bool {
+        self.units.values().any(|it| it.lease == lease && it.until > time)
+    }
+
+    pub(super) fn holders(&self, time: u64) -> BTreeSet<usize> {
+        self.units.values().filter(|it| it.until > time).map(|it| it.client).collect()
+    }
+}
+
+impl World {
+    fn call(&mut self, client: usize, site: usize, asked: Asked, call: Call) {
+        let (reply, receiver) = oneshot::channel();
+        let sent = self.time;
+        self.clients[client].pending = Some(Pending { site, sent, asked, reply: receiver });
+        let delay = self.delay();
+        let command = Command::Call { call, reply };
+        self.later(delay, site, command);
+    }
+
+    /// A client does something: it was idle for long enough, or its lease wants something.
+    pub(super) fn client_acts(&mut self, number: usize) {
+        let time = self.time;
+        if self.clients[number].pending.is_some() {
+            let client = &mut self.clients[number];
+            if client.character == Character::Crasher && client.held.is_none() {
+                // Gone while it waits: the site notices that the call is closed, or never.
+                client.lose_call();
+            }
+            return;
+        }
+        if let Some(held) = self.clients[number].held.clone() {
+            return self.keep(number, &held);
+        }
+        if let Some((site, id)) = self.clients[number].waits_for.take() {
+            if self.clients[number].character == Character::Fickle {
+                return self.call(number, site, Asked::Cancel, Call::Cancel(id));
+            }
+            let call = Call::Watch { id: id.clone(), wait: Duration::from_secs(20) };
+            self.clients[number].waits_for = Some((site, id));
+            return self.call(number, site, Asked::Request, call);
+        }
+        if self.quiet {
+            return;
+        }
+        let site = usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0);
+        if self.hosts[site].machine.is_none() {
+            let delay = 50 * MILLISECOND + self.below(200 * MILLISECOND);
+            return self.at(delay, Step::Client(number));
+        }
+        let pools: Vec<(String, u32)> =
+            self.case.pools.iter().map(|(name, pool)| (name.clone(), pool.units)).collect();
+        let first = usize::try_from(self.below(pools.len() as u64)).unwrap_or(0);
+        let mut want = api::Want::default();
+        for (name, units) in pools.into_iter().skip(first) {
+            let units = 1 + u32::try_from(self.below(u64::from(units))).unwrap_or(0);
+            want.insert(name, units);
+            if self.below(3) > 0 {
+                break;
+            }
+        }
+        let ttl = Duration::from_millis(300 + self.below(2000));
+        let wait = (self.below(4) == 0).then(|| Duration::from_millis(800));
+        let spec = Submit { want, ttl: Some(ttl), wait, ..Submit::default() };
+        self.clients[number].requests += 1;
+        let call = Call::Submit { spec, fresh: true, hold: Hold::Lease, patience: None };
+        self.call(number, site, Asked::Request, call);
+        if self.clients[number].character == Character::Crasher {
+            let delay = self.below(600 * MILLISECOND);
+            self.at(delay, Step::Client(number));
+        }
+        debug_assert!(time <= self.time, "time does not go back");
+    }
+
+    /// A holder renews or releases.
+    fn keep(&mut self, number: usize, held: &Held) {
+        let time = self.time;
+        if !self.holds.relies(time, &held.lease)
+            && self.clients[number].character != Character::Late
+        {
+            self.clients[number].held = None;
+            return self.think(number);
+        }
+        if time >= held.release || self.quiet {
+            self.holds.end(time, &held.lease);
+            let call = Call::Release(held.lease.clone());
+            return self.call(number, held.site, Asked::Release, call);
+        }
+        let mut site = held.site;
+        if self.hosts[site].machine.is_none() || held.unanswered {
+            // Its site does not answer: any other may know where the lease goes on.
+            site = usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0);
+        }
+        if self.hosts[site].machine.is_none() {
+            return self.at(20 * MILLISECOND, Step::Client(number));
+        }
+        if let Some(held) = &mut self.clients[number].held {
+            held.unanswered = true;
+        }
+        self.call(number, site, Asked::Renewal, Call::Renew(held.lease.clone()));
+    }
+
+    fn think(&mut self, number: usize) {
+        let delay = self.below(400 * MILLISECOND);
+        self.at(delay, Step::Client(number));
+    }
+
+    /// Hands answers to clients that wait for this site.
+    pub(super) fn ask_clients(&mut self, site: usize) {
+        for number in 0..self.clients.len() {
+            let client = &mut self.clients[number];
+            let Some(pending) = client.pending.as_mut().filter(|it| it.site == site) else {
+                continue;
+            };
+            let answer = match pending.reply.try_recv() {
+                Ok(answer) => answer,
+                Err(oneshot::error::TryRecvError::Empty) => continue,
+                Err(oneshot::error::TryRecvError::Closed) => {
+                    client.lose_call();
+                    self.think(number);
+                    continue;
+                }
+            };
+            let Some(pending) = client.pending.take() else { continue };
+            (number, format!("{answer:?}")).hash(&mut self.told);
+            if let Err(violation) = self.on_answer(number, &pending, answer) {
+                self.violation.get_or_insert(violation);
+            }
+        }
+    }
+
+    fn on_answer(
+        &mut self,
+        number: usize,
+        pending: &Pending,
+        answer: Result<Answer, api::Error>,
+    ) -> Result<(), Violation> {
+        let site = pending.site;
+        match (pending.asked, answer) {
+            (Asked::Request, Ok(Answer::Request(request))) => {
+                self.clients[number].waits_for = None;
+                match (request.state, request.lease) {
+                    (State::Queued, _) => {
+                        self.clients[number].waits_for = Some((site, request.id));
+                        let delay = self.below(30 * MILLISECOND);
+                        self.at(delay, Step::Client(number));
+                    }
+                    (State::Granted, Some(lease)) => {
+                        self.check_units(&request.want, &lease)?;
+                        self.begin(number, pending, &lease)?;
+                    }
+                    _ => self.think(number),
+                }
+            }
+            (Asked::Renewal, Ok(Answer::Lease(lease))) => self.renewed(number, pending, &lease)?,
+            (Asked::Renewal, Err(error)) if error.error == Code::Gone => {
+                let held = self.clients[number].held.take();
+                let relies = |it: &Held| self.holds.relies(self.time, &it.lease);
+                if let Some(held) = held.filter(relies) {
+                    return Err(fail(format!(
+                        "S5: client {number} relies on {} and is told that it is over: {}",
+                        held.lease, error.message
+                    )));
+                }
+                self.think(number);
+            }
+            // It is not known now; the client tries again while it may rely on its lease.
+            (Asked::Renewal, _) => {
+                self.at(50 * MILLISECOND, Step::Client(number));
+            }
+            (Asked::Release, _) => {
+                let held = self.clients[number].held.take();
+                if self.clients[number].character == Character::Fickle
+                    && let Some(held) = held
+                {
+                    let call = Call::Release(held.lease);
+                    self.call(number, site, Asked::Cancel, call);
+                } else {
+                    self.think(number);
+                }
+            }
+            (Asked::Request | Asked::Cancel, _) => {
+                self.clients[number].waits_for = None;
+                self.think(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Law S4: a grant names exactly the units that were asked for.
+    fn check_units(&self, want: &api::Want, lease: &api::Lease) -> Result<(), Violation> {
+        for (pool, &units) in want {
+            let list = lease.units.get(pool).cloned().unwrap_or_default();
+            let distinct: BTreeSet<&String> = list.iter().collect();
+            let most = self.case.pools.get(pool).map_or(0, |it| it.units);
+            let exist = list.iter().all(|it| it.parse::<u32>().is_ok_and(|it| it < most));
+            if list.len() != units as usize || distinct.len() != list.len() || !exist {
+                return Err(fail(format!("S4: {units} of {pool} asked, granted {list:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        number: usize,
+        pending: &Pending,
+        lease: &api::Lease,
+    ) -> Result<(), Violation> {
+        self.grants += 1;
+        let term = self.clients[number].real(lease.expires_in_ms * MILLISECOND);
+        let until = pending.sent + term;
+        let release = self.time + self.below(1500 * MILLISECOND);
+        let ttl = lease.ttl_ms * MILLISECOND;
+        let incarnation = self.incarnation(pending.site);
+        let (site, lease_id, unanswered) = (pending.site, lease.id.clone(), false);
+        let held = Held { site, incarnation, unanswered, lease: lease_id, release, ttl };
+        self.holds.hold(self.time, number, lease, until)?;
+        let forgets = self.below(2) == 0;
+        match self.clients[number].character {
+            Character::Silent => self.think(number),
+            Character::Crasher if forgets => self.think(number),
+            Character::Patient | Character::Late | Character::Fickle | Character::Crasher => {
+                self.clients[number].held = Some(held);
+                self.next_renewal(number, until);
+            }
+        }
+        Ok(())
+    }
+
+    fn renewed(
+        &mut self,
+        number: usize,
+        pending: &Pending,
+        lease: &api::Lease,
+    ) -> Result<(), Violation> {
+        if !self.holds.relies(self.time, &lease.id) {
+            // The answer has come after the end of the lease.
+            self.clients[number].held = None;
+            self.think(number);
+            return Ok(());
+        }
+        let term = self.clients[number].real(lease.expires_in_ms * MILLISECOND);
+        let until = pending.sent + term;
+        self.holds.hold(self.time, number, lease, until)?;
+        let now = self.incarnation(pending.site);
+        if let Some(held) = &mut self.clients[number].held {
+            self.adopted += u64::from(held.site != pending.site);
+            self.carried += u64::from(held.site == pending.site && held.incarnation != now);
+            (held.site, held.incarnation, held.unanswered) = (pending.site, now, false);
+        }
+        self.next_renewal(number, until);
+        Ok(())
+    }
+
+    fn next_renewal(&mut self, number: usize, until: u64) {
+        let client = &self.clients[number];
+        let Some(held) = &client.held else { return };
+        let left = until.saturating_sub(self.time);
+        let delay = match client.character {
+            Character::Late => left / 10 * 9,
+            Character::Patient | Character::Silent | Character::Crasher | Character::Fickle => {
+                left.min(held.ttl) / 3
+            }
+        };
+        let release = held.release.saturating_sub(self.time);
+        let late = u64::from(client.character == Character::Late) * left;
+        self.at(delay.min(release.max(late)).max(MILLISECOND), Step::Client(number));
+    }
+
+    /// A site is asked for every unit of every pool at once, and must grant them.
+    pub(super) fn demand_everything(&mut self, site: usize) -> Result<(), Violation> {
+        let want = self.case.pools.iter().map(|(name, it)| (name.clone(), it.units)).collect();
+        let spec = Submit { want, ttl: Some(Duration::from_secs(5)), ..Submit::default() };
+        let patience = Some(Duration::from_secs(8));
+        let call = Call::Submit { spec, fresh: true, hold: Hold::Lease, patience };
+        let (reply, mut receiver) = oneshot::channel();
+        self.input(site, Input::Command(Command::Call { call, reply }));
+        self.advance(9_000 * MILLISECOND)?;
+        let lease = match receiver.try_recv() {
+            Ok(Ok(Answer::Request(request))) => {
+                let (state, claims) = (request.state, request.blocked_by.len());
+                let text = || format!("L3: s{site} does not grant: {state:?} behind {claims}");
+                request.lease.ok_or_else(|| fail(text()))?
+            }
+            other => return Err(fail(format!("L3: s{site} does not grant: {other:?}"))),
+        };
+        // It has expired by now, unless the site's right to grant was shorter.
+        let (reply, _receiver) = oneshot::channel();
+        let call = Call::Release(lease.id);
+        self.input(site, Input::Command(Command::Call { call, reply }));
+        self.advance(6_000 * MILLISECOND)
+    }
+}
