@@ -57,12 +57,13 @@ impl fmt::Debug for Tls {
     }
 }
 
-fn provider() -> Arc<CryptoProvider> {
+/// The one implementation of cryptography that kofm uses.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
 fn at(path: &Path) -> impl FnOnce(String) -> String + '_ {
-    move |text| format!("tls: {}: {text}", path.display())
+    move |text| format!("{}: {text}", path.display())
 }
 
 /// The certificates of a PEM file.

@@ -14,19 +14,27 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use super::router_on;
 use crate::access::Access;
+use crate::https::Https;
 use crate::site::Site;
 
 /// Clients that may be connected at once.
 const MAX_CONNECTIONS: usize = 50_000;
 /// How long a client may take for what it begins with.
 pub(super) const HEADERS_IN: Duration = Duration::from_secs(30);
+
+/// How long a client that is refused may take to read why.
+const REFUSAL: Duration = Duration::from_secs(2);
+/// The first byte of a TLS connection.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// The place of a connection among those that may be; requests carry it, and who goes on without
 /// HTTP keeps it.
@@ -42,9 +50,21 @@ pub fn serve(
     listener: TcpListener,
     access: Access,
 ) -> impl Future<Output = ()> + Send + 'static {
+    serve_tls(site, listener, access, None)
+}
+
+/// The same with a certificate: clients speak HTTPS. Those on this machine may speak HTTP, others
+/// only if the configuration accepts that.
+pub fn serve_tls(
+    site: Site,
+    listener: TcpListener,
+    access: Access,
+    https: Option<Arc<Https>>,
+) -> impl Future<Output = ()> + Send + 'static {
+    let insecure = site.config().insecure;
     // Known before the first client comes.
     if listener.local_addr().is_ok_and(|address| !address.ip().is_loopback()) {
-        site.note_exposed(access.is_open());
+        site.note_exposed(access.is_open(), insecure || https.is_none());
     }
     let router = router_on(site, access, false);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
@@ -53,8 +73,21 @@ pub fn serve(
             match listener.accept().await {
                 Ok((stream, address)) => {
                     keep_alive(&stream);
-                    if stream.set_nodelay(true).is_ok() {
-                        answer(stream, &router, &slots, &address.to_string());
+                    if stream.set_nodelay(true).is_err() {
+                        continue;
+                    }
+                    let Some(slot) = slot(&slots) else { continue };
+                    let client = Client {
+                        router: router.clone(),
+                        slot,
+                        address: address.to_string().into(),
+                    };
+                    match &https {
+                        None => client.answer(stream),
+                        Some(https) => {
+                            let plain = insecure || address.ip().to_canonical().is_loopback();
+                            tokio::spawn(client.find_scheme(stream, https.acceptor(), plain));
+                        }
                     }
                 }
                 Err(error) => cannot_accept(&error).await,
@@ -84,7 +117,9 @@ pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
             Ok((stream, _)) => {
                 let user = stream.peer_cred().map(|it| it.uid());
                 let user = user.map_or_else(|_| "?".to_owned(), |uid| uid.to_string());
-                answer(stream, &router, &slots, &format!("unix:uid={user}"));
+                let Some(slot) = slot(&slots) else { continue };
+                let address = format!("unix:uid={user}").into();
+                Client { router: router.clone(), slot, address }.answer(stream);
             }
             Err(error) => cannot_accept(&error).await,
         }
@@ -107,31 +142,119 @@ async fn cannot_accept(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-fn answer<S>(stream: S, router: &Router, slots: &Arc<Semaphore>, address: &str)
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let Ok(slot) = Arc::clone(slots).try_acquire_owned() else {
+fn slot(slots: &Arc<Semaphore>) -> Option<Slot> {
+    let slot = Arc::clone(slots).try_acquire_owned().ok();
+    if slot.is_none() {
         // Closed at once: the client's retry is cheaper than our memory.
-        return warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
-    };
-    let peer = Peer(address.into());
-    let (slot, service) = (Slot::new(slot), TowerToHyperService::new(router.clone()));
-    let service = service_fn(move |mut request: HttpRequest<Incoming>| {
-        request.extensions_mut().insert(Slot::clone(&slot));
-        request.extensions_mut().insert(peer.clone());
-        service.call(request)
-    });
-    tokio::spawn(async move {
-        let served = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADERS_IN)
-            .max_buf_size(64 << 10)
-            .serve_connection(TokioIo::new(stream), service)
-            .with_upgrades()
-            .await;
-        if let Err(error) = served {
-            debug!(%error, "client");
+        warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
+    }
+    slot.map(Slot::new)
+}
+
+/// A client that has connected.
+struct Client {
+    router: Router,
+    slot: Slot,
+    address: Arc<str>,
+}
+
+impl Client {
+    /// Answers a client that says HTTPS or HTTP with its first byte; `plain`: whether it may say
+    /// HTTP.
+    async fn find_scheme(self, mut stream: TcpStream, acceptor: TlsAcceptor, plain: bool) {
+        let mut first = [0];
+        let Ok(Ok(1)) = timeout(HEADERS_IN, stream.peek(&mut first)).await else { return };
+        if first[0] == TLS_HANDSHAKE {
+            match timeout(HEADERS_IN, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => self.answer(stream),
+                Ok(Err(error)) => debug!(address = %self.address, %error, "TLS"),
+                Err(_) => debug!(address = %self.address, "TLS: no greeting in time"),
+            }
+        } else if plain {
+            self.answer(stream);
+        } else {
+            let body = "{\"error\":\"malformed\",\"message\":\"this address speaks HTTPS: write \
+                        https://, and set KOFM_CA to the authority's PEM file\"}";
+            let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\
+                        connection: close\r\n";
+            let text = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+            // The request is read, so that closing does not reset the answer on its way.
+            let mut rest = [0; 4096];
+            let exchange = async {
+                stream.write_all(text.as_bytes()).await?;
+                stream.shutdown().await?;
+                for _ in 0..16 {
+                    if stream.read(&mut rest).await? == 0 {
+                        break;
+                    }
+                }
+                io::Result::Ok(())
+            };
+            drop(timeout(REFUSAL, exchange).await);
         }
-    });
+    }
+
+    fn answer<S>(self, stream: S)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Self { router, slot, address } = self;
+        let (peer, service) = (Peer(address), TowerToHyperService::new(router));
+        let service = service_fn(move |mut request: HttpRequest<Incoming>| {
+            request.extensions_mut().insert(Slot::clone(&slot));
+            request.extensions_mut().insert(peer.clone());
+            service.call(request)
+        });
+        tokio::spawn(async move {
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADERS_IN)
+                .max_buf_size(64 << 10)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades()
+                .await;
+            if let Err(error) = served {
+                debug!(%error, "client");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn plain_http_from_another_machine_is_refused_with_the_next_step() {
+        let dir = std::env::temp_dir().join(format!("kofm-listen-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (cert, key) = (dir.join("site.pem"), dir.join("site.key"));
+        let authority = crate::authority::create("t").unwrap();
+        let request = crate::authority::request("t", "a").unwrap();
+        let issued = crate::authority::issue(&authority, "t", "a", &[], &request.public).unwrap();
+        std::fs::write(&cert, issued).unwrap();
+        std::fs::write(&key, request.key).unwrap();
+        let text = format!(
+            "site = \"a\"\nhttp = \"127.0.0.1:1\"\n[pools]\nx = 1\n[https]\ncert = {cert:?}\n\
+             key = {key:?}\n"
+        );
+        let https = Https::of(&Config::parse(&text).unwrap()).unwrap().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let slot = slot(&Arc::new(Semaphore::new(1))).unwrap();
+        let client = Client { router: Router::new(), slot, address: "192.0.2.1:5".into() };
+        let served = tokio::spawn(client.find_scheme(stream, https.acceptor(), false));
+        ours.write_all(b"GET /v1/pools HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        ours.read_to_string(&mut answer).await.unwrap();
+        drop(ours);
+        served.await.unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        let body: serde_json::Value =
+            serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        assert!(body["message"].as_str().unwrap().contains("https://"), "{body}");
+    }
 }
