@@ -4,6 +4,7 @@
 //! last sign of life. Every call is one transaction that looks at `epoch`. etcd's leases are not
 //! used: some versions end them early.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl Etcd {
             match client.raw(Method::POST, "/v3/kv/txn", body.clone(), self.patience).await {
                 Ok((status, answer)) if status.is_success() => {
                     self.last.store(number, Ordering::Relaxed);
-                    let text = "etcd answers what is no JSON";
+                    let text = "the answer of etcd is not JSON";
                     return serde_json::from_slice(&answer)
                         .map_err(|_| StoreError::Nonsense(text.into()));
                 }
@@ -96,9 +97,9 @@ impl Etcd {
         };
         let Some(epoch) = value(0) else { return Ok(Record::default()) };
         let epoch = String::from_utf8(epoch).ok().and_then(|text| text.parse().ok());
-        let epoch = epoch.ok_or_else(|| nonsense("the epoch is no number"))?;
+        let epoch = epoch.ok_or_else(|| nonsense("the epoch is not a number"))?;
         let body = value(1).ok_or_else(|| nonsense("there is an epoch without a record"))?;
-        Ok(Record { epoch, body })
+        Ok(Record { epoch, body, ..Record::default() })
     }
 }
 
@@ -128,7 +129,8 @@ impl Store for Etcd {
         })
     }
 
-    fn beat(&self, epoch: u64, pulse: Pulse) -> Later<'_, Beat> {
+    fn beat(&self, record: Arc<Record>, pulse: Pulse, _: bool) -> Later<'_, Beat> {
+        let epoch = record.epoch;
         Box::pin(async move {
             let value = postcard::to_stdvec(&pulse).unwrap_or_default();
             let key = self.key(&format!("beat/{}", pulse.site));
@@ -247,6 +249,10 @@ mod tests {
         Some(Server(child, dir.to_owned()))
     }
 
+    fn record(epoch: u64, body: &[u8]) -> Record {
+        Record { epoch, body: body.to_vec(), ..Record::default() }
+    }
+
     fn pulse(site: &str, count: u64) -> Pulse {
         Pulse { site: site.into(), incarnation: 1, count, note: vec![0, 255] }
     }
@@ -264,7 +270,7 @@ mod tests {
         let store = Etcd::new("lab", &endpoints, Duration::from_secs(5)).unwrap();
         let mut tries = 0;
         let first = loop {
-            match store.beat(0, pulse("a", 1)).await {
+            match store.beat(Arc::default(), pulse("a", 1), true).await {
                 Ok(beat) => break beat,
                 Err(error) => assert!(tries < 600, "etcd does not start: {error}"),
             }
@@ -272,16 +278,22 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
         assert_eq!(first, Beat::Steady(vec![pulse("a", 1)]));
-        let one = Record { epoch: 1, body: vec![0, 1, 2, 255] };
-        let other = Record { epoch: 1, body: b"other".to_vec() };
+        let one = record(1, &[0, 1, 2, 255]);
+        let other = record(1, b"other");
         assert_eq!(store.swap(one.clone()).await, Ok(Swap::Done));
         assert_eq!(store.swap(one.clone()).await, Ok(Swap::Done), "repeated");
         assert_eq!(store.swap(other).await, Ok(Swap::Lost(one.clone())));
-        assert_eq!(store.beat(0, pulse("b", 1)).await, Ok(Beat::Moved(one.clone())));
+        assert_eq!(
+            store.beat(Arc::default(), pulse("b", 1), true).await,
+            Ok(Beat::Moved(one.clone()))
+        );
         let both = vec![pulse("a", 1), pulse("b", 2)];
-        assert_eq!(store.beat(1, pulse("b", 2)).await, Ok(Beat::Steady(both)));
+        assert_eq!(
+            store.beat(Arc::new(one.clone()), pulse("b", 2), true).await,
+            Ok(Beat::Steady(both))
+        );
         // Of many at once, one wins, and all hear of the same.
-        let crowd = (0..8_u8).map(|n| store.swap(Record { epoch: 2, body: vec![n] }));
+        let crowd = (0..8_u8).map(|n| store.swap(record(2, &[n])));
         let mut ends = Vec::new();
         for end in crowd.collect::<Vec<_>>() {
             ends.push(end.await.unwrap());

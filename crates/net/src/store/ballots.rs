@@ -1,0 +1,313 @@
+//! This site's vote: its register, the disk under it, and the heartbeats that it was told.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use kofm_core::SiteId;
+use kofm_core::voting::{Answer, DiskId, Durable, Question, Register};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use crate::link::Answers;
+use crate::random;
+use crate::store::{Pulse, Record};
+use kofm_site::bounds::{self, Refusal};
+use kofm_site::plan;
+
+/// Questions that may wait for one voter's disk; further ones fail at once.
+const MAX_QUESTIONS: usize = 256;
+/// Sites whose heartbeats a voter remembers.
+const MAX_PULSES: usize = 4096;
+
+/// What a site asks a voter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ask {
+    /// The disk that is asked.
+    pub to: DiskId,
+    pub question: Question,
+    /// What a site says of itself with its heartbeat.
+    pub pulse: Option<Pulse>,
+    /// Whether it wants to hear what each site last said.
+    pub listens: bool,
+}
+
+/// What the voter answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reply {
+    pub answer: Answer,
+    /// With the answer to a heartbeat of a site that listens: what each site last said.
+    pub pulses: Vec<Pulse>,
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self { answer, pulses: Vec::new() }
+    }
+}
+
+/// This site's vote.
+#[derive(Debug)]
+pub(crate) struct Ballots {
+    /// As it is on the disk.
+    register: Arc<Mutex<State>>,
+    /// Held while something is written: no later write overtakes it.
+    writer: Arc<tokio::sync::Mutex<()>>,
+    /// None where the site keeps nothing: all voters live in one process, and die together.
+    path: Option<PathBuf>,
+    /// Questions that may wait for the disk at once.
+    waiting: Arc<Semaphore>,
+    /// The newest incarnation of each site in the record of an epoch.
+    lives: Mutex<(u64, BTreeMap<String, u64>)>,
+    /// What sites said in an epoch. Only hints: a voter that forgets them makes no site unsafe.
+    /// They begin again with each epoch, so that none is left of a site that was replaced.
+    pulses: Mutex<(u64, BTreeMap<String, Pulse>)>,
+    /// Replaces the file of promises.
+    write: fn(&Path, &Durable) -> io::Result<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    register: Register,
+    known: Arc<Record>,
+}
+
+impl State {
+    fn new(durable: Durable) -> Self {
+        let known = Arc::new(durable.known.clone());
+        Self { register: Register::restored(durable), known }
+    }
+
+    fn replace(&mut self, register: Register) {
+        if register.durable.known.epoch != self.known.epoch {
+            self.known = Arc::new(register.durable.known.clone());
+        }
+        self.register = register;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing in here panics half way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Ballots {
+    /// Reads what this voter promised before. An empty disk gets a random name, which is on it
+    /// before any other site hears of it.
+    pub(crate) fn open(dir: Option<&Path>) -> io::Result<Self> {
+        Self::open_by(dir, write)
+    }
+
+    fn open_by(
+        dir: Option<&Path>,
+        write: fn(&Path, &Durable) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let path = dir.map(|dir| dir.join("promises"));
+        let mut durable = Durable::new(DiskId(u128::from_le_bytes(random::secret())));
+        if let Some(path) = &path {
+            match fs::read(path) {
+                Ok(bytes) => {
+                    durable = unpack(&bytes).ok_or_else(|| {
+                        let text = "the promises of this voter are damaged, so this disk is lost: \
+                                run `kofm member replace` for this site at another one, and \
+                                start it with an empty state_dir";
+                        io::Error::new(io::ErrorKind::InvalidData, text)
+                    })?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    fs::create_dir_all(path.parent().unwrap_or(path))?;
+                    write(path, &durable)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self {
+            register: Arc::new(Mutex::new(State::new(durable))),
+            writer: Arc::default(),
+            path,
+            waiting: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+            lives: Mutex::default(),
+            pulses: Mutex::default(),
+            write,
+        })
+    }
+
+    /// The latest record that this voter knows to be chosen.
+    pub(crate) fn known(&self) -> Arc<Record> {
+        Arc::clone(&lock(&self.register).known)
+    }
+
+    /// The random name of this voter's disk.
+    pub(crate) fn disk(&self) -> DiskId {
+        lock(&self.register).register.durable.disk
+    }
+
+    /// Answers for this voter. Its promises are on disk before this returns.
+    ///
+    /// A caller may stop waiting at any time. A write that has begun goes on without its caller.
+    /// Heartbeats do not wait for the disk: they are answered from what is on it.
+    pub(crate) async fn decide(&self, ask: Ask) -> Reply {
+        let Ask { to, question, pulse, listens } = ask;
+        if let Question::Beat { .. } = question {
+            let (answer, epoch) = {
+                let mut state = lock(&self.register);
+                (state.register.answer(to, question), state.known.epoch)
+            };
+            if answer != Answer::Stands {
+                return answer.into();
+            }
+            let mut pulses = lock(&self.pulses);
+            if pulses.0 != epoch {
+                *pulses = (epoch, BTreeMap::new());
+            }
+            if let Some(it) = pulse {
+                note(&mut pulses.1, it);
+            }
+            let heard = pulses.1.values().filter(|_| listens);
+            return Reply { answer, pulses: heard.cloned().collect() };
+        }
+        self.change(to, question).await.into()
+    }
+
+    /// Takes note of a record that was chosen. Returns whether it is on disk.
+    pub(crate) async fn learn(&self, record: &Record) -> bool {
+        if self.known().epoch >= record.epoch {
+            return true;
+        }
+        let learn = Question::Learn { decree: record.clone() };
+        self.change(DiskId::ANY, learn).await == Answer::Learned
+    }
+
+    async fn change(&self, to: DiskId, question: Question) -> Answer {
+        let Ok(slot) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return Answer::Failed;
+        };
+        let writing = Arc::clone(&self.writer).lock_owned().await;
+        let mut next = lock(&self.register).register.clone();
+        let before = next.durable.clone();
+        let answer = next.answer(to, question);
+        let Some(path) = self.path.clone().filter(|_| next.durable != before) else {
+            lock(&self.register).replace(next);
+            return answer;
+        };
+        let (write, register) = (self.write, Arc::clone(&self.register));
+        let written = tokio::task::spawn_blocking(move || {
+            let _held = (slot, writing);
+            write(&path, &next.durable)?;
+            lock(&register).replace(next);
+            Ok(answer)
+        });
+        match written.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(answer) => answer,
+            Err(error) => {
+                warn!(%error, "cannot keep a promise on disk, so it is not given");
+                Answer::Failed
+            }
+        }
+    }
+
+    /// Whether a peer's question has possible numbers, and a record that can be decoded. Nothing
+    /// else reaches the register and the disk.
+    fn check(&self, from: &str, ask: &Ask) -> Result<(), Refusal> {
+        let (known, promised) = {
+            let state = lock(&self.register);
+            (Arc::clone(&state.known), state.register.durable.round())
+        };
+        if let Some(pulse) = &ask.pulse {
+            if pulse.site != from {
+                return Err("a heartbeat of another site than its sender");
+            }
+            let mut lives = lock(&self.lives);
+            if lives.0 != known.epoch {
+                *lives = (known.epoch, lives_of(&known));
+            }
+            let life = lives.1.get(&pulse.site).copied().unwrap_or(0);
+            bounds::incarnation(pulse.incarnation, life)?;
+        }
+        match &ask.question {
+            Question::Beat { epoch } => bounds::epoch(*epoch, known.epoch),
+            Question::Prepare { epoch, ballot } => {
+                bounds::epoch(*epoch, known.epoch)?;
+                bounds::round(ballot.round, promised)
+            }
+            Question::Accept { ballot, decree } => {
+                bounds::round(ballot.round, promised)?;
+                bounds::record(decree, known.epoch).map(drop)
+            }
+            // Every peer is told of every record: only one that is new here is decoded.
+            Question::Learn { decree } if decree.epoch <= known.epoch => Ok(()),
+            Question::Learn { decree } => bounds::record(decree, known.epoch).map(drop),
+        }
+    }
+}
+
+impl Answers for Ballots {
+    fn answer<'a>(
+        &'a self,
+        from: &'a str,
+        question: Bytes,
+    ) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + 'a>> {
+        Box::pin(async move {
+            let reply = match postcard::from_bytes(&question) {
+                Ok(ask) => match self.check(from, &ask) {
+                    Ok(()) => self.decide(ask).await,
+                    Err(why) => {
+                        warn!(from, why, "refused a question of a peer");
+                        Answer::Failed.into()
+                    }
+                },
+                Err(_) => Answer::Failed.into(),
+            };
+            postcard::to_stdvec(&reply).unwrap_or_default()
+        })
+    }
+}
+
+/// Keeps the newest pulse of each site.
+pub(super) fn note(pulses: &mut BTreeMap<String, Pulse>, pulse: Pulse) {
+    let room = pulses.len() < MAX_PULSES;
+    match pulses.get_mut(&pulse.site) {
+        // Messages overtake each other; a newer incarnation counts from nothing.
+        Some(old) if (old.incarnation, old.count) <= (pulse.incarnation, pulse.count) => {
+            *old = pulse;
+        }
+        None if room => {
+            pulses.insert(pulse.site.clone(), pulse);
+        }
+        Some(_) | None => {}
+    }
+}
+
+fn write(path: &Path, durable: &Durable) -> io::Result<()> {
+    let body = postcard::to_stdvec(durable).map_err(io::Error::other)?;
+    let fresh = path.with_extension("new");
+    let mut file = File::create(&fresh)?;
+    file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+    file.write_all(&body)?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    File::open(path.parent().unwrap_or(path))?.sync_all()
+}
+
+fn unpack(bytes: &[u8]) -> Option<Durable> {
+    let (sum, body) = bytes.split_first_chunk::<4>()?;
+    let good = crc32fast::hash(body) == u32::from_le_bytes(*sum);
+    good.then(|| postcard::from_bytes(body).ok()).flatten()
+}
+
+/// The newest incarnation of each site, by name.
+fn lives_of(record: &Record) -> BTreeMap<String, u64> {
+    let Ok(record) = plan::unpack(&record.body) else { return BTreeMap::new() };
+    let life = |(site, it): (&SiteId, &(String, String))| {
+        Some((it.0.clone(), record.lives.get(site).copied()?))
+    };
+    record.plan.sites.iter().filter_map(life).collect()
+}
+
+#[cfg(test)]
+mod tests;
