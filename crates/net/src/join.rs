@@ -24,6 +24,7 @@ use tokio::time::timeout;
 use crate::authority::{self, Pair};
 use crate::config::{Config, check_name, is_address};
 use crate::random;
+use crate::store::ballots::Ballots;
 use crate::store::etcd::{decode, encode};
 use crate::tls::{connect_to_join, fingerprint, read_certificates, site_uri};
 use crate::wire::{Admission, Frame, Join, MAX_BODY};
@@ -128,6 +129,13 @@ fn file_of(dir: &Path, secret: &[u8]) -> PathBuf {
     dir.join(hex(&Sha256::digest(secret)))
 }
 
+/// Makes the empty votes of a site that founds a cluster. Without them it does not: its disk may
+/// have been lost while the cluster goes on.
+pub fn found(state_dir: &Path) -> io::Result<()> {
+    create_private_dir(state_dir)?;
+    Ballots::open(Some(state_dir)).map(drop)
+}
+
 /// Makes an invitation to the cluster of this site, which must have the authority's key.
 pub fn invite(config: &Config, expires_in: Duration) -> Result<Code, String> {
     let key = config.tls.as_ref().and_then(|tls| tls.ca_key.as_ref());
@@ -192,7 +200,12 @@ impl Registrar {
     }
 
     /// Makes a certificate, if the code is good. Otherwise nothing changes.
-    pub(crate) fn admit(&self, join: &Join, taken: bool) -> Result<Admission, String> {
+    pub(crate) fn admit(
+        &self,
+        join: &Join,
+        taken: bool,
+        voters: &BTreeMap<String, String>,
+    ) -> Result<Admission, String> {
         let (now, site) = (unix_time(), &self.site);
         let again = format!("run `kofm invite` at site {site} for another code");
         let path = file_of(&self.invitations, &join.secret);
@@ -241,7 +254,7 @@ impl Registrar {
             cluster: self.cluster.clone(),
             certificate,
             authority: self.authority.public.clone(),
-            voters: self.voters.clone(),
+            voters: if voters.is_empty() { self.voters.clone() } else { voters.clone() },
             site_lease: u64::try_from(self.site_lease.as_millis()).unwrap_or(u64::MAX),
         })
     }
@@ -393,16 +406,16 @@ mod tests {
         let registrar = Registrar::open(&config).unwrap().unwrap();
         let code = invite(&config, Duration::from_mins(1)).unwrap();
         // Wrong machines do not use the code up.
-        let refused = registrar.admit(&join(&code, "a"), true).unwrap_err();
+        let refused = registrar.admit(&join(&code, "a"), true, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("another --site"), "{refused}");
-        let refused = registrar.admit(&join(&code, "b c"), false).unwrap_err();
+        let refused = registrar.admit(&join(&code, "b c"), false, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("--site"), "{refused}");
         let year = Join { clock: unix_time() + 31_536_000, ..join(&code, "b") };
-        let refused = registrar.admit(&year, false).unwrap_err();
+        let refused = registrar.admit(&year, false, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("365 days ahead"), "{refused}");
-        let admission = registrar.admit(&join(&code, "b"), false).unwrap();
+        let admission = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap();
         assert_eq!(admission.voters, BTreeMap::from([("a".into(), "h:1".into())]));
-        let refused = registrar.admit(&join(&code, "c"), false).unwrap_err();
+        let refused = registrar.admit(&join(&code, "c"), false, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("used before"), "{refused}");
     }
 
@@ -411,11 +424,11 @@ mod tests {
         let (_dir, config) = cluster("old");
         let registrar = Registrar::open(&config).unwrap().unwrap();
         let code = invite(&config, Duration::ZERO).unwrap();
-        let refused = registrar.admit(&join(&code, "b"), false).unwrap_err();
+        let refused = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("expired"), "{refused}");
         let (_other, foreign) = cluster("foreign");
         let code = invite(&foreign, Duration::from_mins(1)).unwrap();
-        let refused = registrar.admit(&join(&code, "b"), false).unwrap_err();
+        let refused = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap_err();
         assert!(refused.contains("did not make it"), "{refused}");
     }
 }

@@ -10,7 +10,7 @@ mod lives;
 mod peer;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
@@ -18,25 +18,26 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use kofm_core::{Clock, SiteId};
-use serde::{Deserialize, Serialize};
+use kofm_core::SiteId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+#[cfg(test)]
 pub(crate) use self::caller::Caller;
+pub(crate) use self::caller::Callers;
 use self::connection::{Connection, LinkError, Reader, Writer};
 pub(crate) use self::lives::Lives;
 use self::lives::Twin;
 use self::peer::Link;
-pub(crate) use self::peer::LinkInfo;
 use crate::join::Registrar;
 use crate::random;
 use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
 use crate::tls::Tls;
 use crate::wire::{Call, Frame, Hello, Join, MAX_BODY, Refuse, RefuseCode, VERSION, Who};
+pub(crate) use kofm_site::links::{Event, LinkInfo, Links, Payload};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
@@ -50,39 +51,6 @@ const GREETINGS: usize = 64;
 const CALLERS: usize = 1024;
 /// What a writer takes out of the session at once.
 const BATCH: usize = 256 << 10;
-
-/// What one Data frame carries.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Payload {
-    /// A protocol speaks.
-    Protocol { epoch: u64, engine: u16, clock: Clock, message: Vec<u8> },
-    /// Numbers of anonymous units move.
-    Names { epoch: u64, engine: u16, clock: Clock, message: Vec<u8> },
-    /// A site asks, on behalf of a client.
-    Ask { number: u64, body: Vec<u8> },
-    /// And is answered.
-    Answer { number: u64, body: Vec<u8> },
-    /// The epoch changes.
-    Change { message: Vec<u8> },
-    /// The rota that began with this epoch speaks.
-    Rota { since: u64, clock: Clock, message: Vec<u8> },
-    /// Another process says that it is the receiver, and was refused.
-    Twin { address: String },
-}
-
-/// What links tell the site.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// Messages, in order.
-    Messages { from: SiteId, list: Vec<Payload> },
-    /// A connection stands.
-    Up(SiteId),
-    /// It is gone; the session waits for the next one.
-    Down(SiteId),
-    /// `PeerReset`: the session is over. The peer has forgotten what it promised, or this site
-    /// could not keep what it owed. An epoch change follows.
-    PeerReset { peer: SiteId, why: Broken },
-}
 
 /// Who this site is, as it says in its greeting.
 #[derive(Clone, Debug)]
@@ -99,6 +67,8 @@ pub(crate) struct Identity {
     pub tls: Option<Tls>,
     /// The names that sites have or had.
     pub roster: Arc<dyn Roster>,
+    /// Whether the cluster knows better than the configuration where sites are.
+    pub moves: bool,
     /// Takes in machines that show a code, if this site can.
     pub registrar: Option<Arc<Registrar>>,
 }
@@ -109,6 +79,8 @@ pub(crate) trait Roster: Send + Sync + std::fmt::Debug {
     fn is_removed(&self, name: &str) -> bool;
     /// Whether a site has or had this name.
     fn is_taken(&self, name: &str) -> bool;
+    /// The sites that vote now, with their addresses.
+    fn voters(&self) -> BTreeMap<String, String>;
 }
 
 /// Who answers questions that come outside the sessions.
@@ -121,49 +93,39 @@ pub(crate) trait Answers: Send + Sync + std::fmt::Debug {
     ) -> Pin<Box<dyn Future<Output = Vec<u8>> + Send + 'a>>;
 }
 
-/// The core's side of the links: reliable, ordered channels to other sites. [`Mesh`] carries the
-/// messages over TCP, a test's world carries them in memory.
-pub(crate) trait Links: Send {
-    /// Queues a message for `to` and never waits. An error ends the session with `to`.
-    fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken>;
-    /// Whether a connection to `peer` stands.
-    fn is_up(&self, peer: SiteId) -> bool;
-    /// Makes a link to a site, unless there is one.
-    fn reach(&self, peer: SiteId, name: String, address: String);
-    /// Starts empty sessions with all peers, as a new incarnation.
-    fn reborn(&self, incarnation: u64);
-    /// Ends the session with a peer that sent nonsense; the next epoch begins another.
-    fn end(&self, peer: SiteId, why: Broken);
-    /// The state of all links, for operators.
-    fn info(&self) -> Vec<LinkInfo>;
-}
+/// The links as the core sees them.
+pub(crate) struct Lines(pub Arc<Mesh>);
 
-impl Links for Arc<Mesh> {
+impl Links for Lines {
     fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken> {
-        Mesh::send(self, to, payload)
+        self.0.send(to, payload)
     }
 
     fn is_up(&self, peer: SiteId) -> bool {
-        Mesh::is_up(self, peer)
+        self.0.is_up(peer)
+    }
+
+    fn is_refused(&self, peer: SiteId) -> bool {
+        self.0.link(peer).is_some_and(|link| link.refused.load(Ordering::Relaxed))
     }
 
     fn reach(&self, peer: SiteId, name: String, address: String) {
-        Mesh::reach(self, peer, name, address);
+        self.0.reach(peer, name, address);
     }
 
     fn reborn(&self, incarnation: u64) {
-        Mesh::reborn(self, incarnation);
+        self.0.reborn(incarnation);
     }
 
     fn end(&self, peer: SiteId, why: Broken) {
-        if let Some(link) = self.link(peer) {
+        if let Some(link) = self.0.link(peer) {
             link.end(why);
-            self.count_standing();
+            self.0.count_standing();
         }
     }
 
     fn info(&self) -> Vec<LinkInfo> {
-        Mesh::info(self)
+        self.0.info()
     }
 }
 
@@ -211,10 +173,17 @@ impl Mesh {
         (mesh, receiver)
     }
 
-    /// Makes a link to a site, unless there is one.
+    /// Makes a link to a site, or takes note of its address.
     pub(crate) fn reach(self: &Arc<Self>, peer: SiteId, name: String, address: String) {
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
-        if links.contains_key(&peer) || peer == self.identity.me {
+        if let Some(link) = links.get(&peer) {
+            // Listed addresses stay: a site may be reached in another way from here.
+            if self.identity.moves {
+                link.move_to(address);
+            }
+            return;
+        }
+        if peer == self.identity.me {
             return;
         }
         links.insert(peer, Arc::new(Link::new(peer, name, address)));
@@ -356,12 +325,13 @@ impl Mesh {
                 greeted = timeout(GREETING, self.connect(&link)) => greeted,
                 () = self.stopped() => return,
             };
-            match greeted.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into())) {
+            match greeted.unwrap_or_else(|_| Err(io::Error::from(ErrorKind::TimedOut).into())) {
                 Ok(connection) => {
                     backoff = BACKOFF_MIN;
                     self.run(peer, connection).await;
                 }
                 Err(error) => {
+                    link.refused.store(error.is_refusal(), Ordering::Relaxed);
                     if let LinkError::Twin(text) = &error {
                         self.identity.lives.refused(text);
                     }
@@ -385,7 +355,7 @@ impl Mesh {
     /// The greeting, as the one who dials.
     async fn connect(&self, link: &Link) -> Result<Connection, LinkError> {
         let tls = self.identity.tls.as_ref();
-        let (mut connection, from) = Connection::dial(&link.address, tls, &link.name).await?;
+        let (mut connection, from) = Connection::dial(&link.address(), tls, &link.name).await?;
         // Taken before the Hello: if this site begins another incarnation before the answer comes,
         // the answer belongs to the old incarnation and must not bind the new sessions.
         connection.number = link.take_say();
@@ -513,7 +483,9 @@ impl Mesh {
         let answer = match &self.identity.registrar {
             Some(registrar) => {
                 let taken = join.site == self.identity.name;
-                registrar.admit(join, taken || self.identity.roster.is_taken(&join.site))
+                let roster = &self.identity.roster;
+                let taken = taken || roster.is_taken(&join.site);
+                registrar.admit(join, taken, &roster.voters())
             }
             None => Err("this site cannot make certificates: take a code from `kofm invite` at \
                          the site where `kofm init` was run"
@@ -672,6 +644,7 @@ impl Mesh {
         if *link.newest.borrow() != number {
             return;
         }
+        link.refused.store(false, Ordering::Relaxed);
         let mut newest = link.newest.subscribe();
         link.up(number);
         self.count_standing();
@@ -692,6 +665,9 @@ impl Mesh {
         if link.down(number, &why) {
             self.count_standing();
             self.events.send(Event::Down(peer)).await.ok();
+            if peer < self.identity.me {
+                tokio::spawn(probe(Arc::clone(link)));
+            }
         }
     }
 
@@ -806,6 +782,15 @@ impl Mesh {
     }
 }
 
+/// Finds out whether a process listens where a peer was that would dial.
+async fn probe(link: Arc<Link>) {
+    let dialled = timeout(GREETING, TcpStream::connect(link.address())).await;
+    let refused = matches!(dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
+    if !link.is_up() {
+        link.refused.store(refused, Ordering::Relaxed);
+    }
+}
+
 const fn greeting(hello: &Hello) -> Greeting {
     Greeting { incarnation: hello.who.incarnation, known: hello.known, received: hello.received }
 }
@@ -864,6 +849,10 @@ mod tests {
         fn is_taken(&self, _: &str) -> bool {
             false
         }
+
+        fn voters(&self) -> BTreeMap<String, String> {
+            BTreeMap::new()
+        }
     }
 
     fn identity(incarnation: u64) -> Identity {
@@ -876,6 +865,7 @@ mod tests {
             silence: Duration::from_secs(5),
             tls: None,
             roster: Arc::new(Nobody),
+            moves: false,
             registrar: None,
         }
     }

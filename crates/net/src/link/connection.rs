@@ -147,6 +147,11 @@ impl From<Refuse> for LinkError {
 }
 
 impl LinkError {
+    /// Whether no process listens there.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
     pub(super) const fn unexpected(frame: &Frame) -> Self {
         Self::Unexpected(match frame {
             Frame::Hello(_) => "Hello",

@@ -188,6 +188,16 @@ impl Lives {
         (since.elapsed() < SHOWN).then(|| another(&self.name, address))
     }
 
+    /// Where the process of a peer was when it last greeted.
+    pub(super) fn address_of(&self, name: &str) -> Option<String> {
+        Some(self.lock().met.get(name)?.address.clone())
+    }
+
+    /// The site of this name is another one from now on, or gone.
+    pub(crate) fn forget(&self, name: &str) {
+        self.lock().met.remove(name);
+    }
+
     /// Another process that has the name of a peer, for people.
     pub(super) fn twin_of(&self, name: &str) -> Option<String> {
         let state = self.lock();

@@ -1,6 +1,6 @@
 //! The link to one peer: its session, the connection that stands, and which one has the say.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
@@ -10,6 +10,8 @@ use tracing::{info, warn};
 
 use super::BATCH;
 use super::connection::LinkError;
+use kofm_site::links::LinkInfo;
+
 use crate::session::{Broken, Session};
 use crate::wire::Frame;
 
@@ -18,7 +20,9 @@ use crate::wire::Frame;
 pub(super) struct Link {
     pub(super) peer: SiteId,
     pub(super) name: String,
-    pub(super) address: String,
+    address: Mutex<String>,
+    /// No process listens there, as far as was tried since the connection ended.
+    pub(super) refused: AtomicBool,
     pub(super) state: Mutex<State>,
     /// Something is there to send.
     pub(super) wake: Notify,
@@ -40,29 +44,14 @@ pub(super) struct State {
     pub(super) trouble: Option<String>,
 }
 
-/// How a link is, for people.
-#[derive(Clone, Debug)]
-pub(crate) struct LinkInfo {
-    pub peer: SiteId,
-    pub name: String,
-    pub address: String,
-    pub up: bool,
-    pub incarnation: Option<u64>,
-    pub waiting: usize,
-    pub broken: Option<String>,
-    pub trouble: Option<String>,
-    pub resumes: u64,
-    pub sent: u64,
-    pub received: u64,
-}
-
 impl Link {
     pub(super) fn new(peer: SiteId, name: String, address: String) -> Self {
         let state = State { session: Session::default(), up: None, broken: None, trouble: None };
         Self {
             peer,
             name,
-            address,
+            address: Mutex::new(address),
+            refused: AtomicBool::new(false),
             state: Mutex::new(state),
             wake: Notify::new(),
             newest: watch::Sender::new(0),
@@ -70,6 +59,15 @@ impl Link {
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
         }
+    }
+
+    /// Where the peer is dialled.
+    pub(super) fn address(&self) -> String {
+        self.address.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn move_to(&self, address: String) {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -164,7 +162,7 @@ impl Link {
         LinkInfo {
             peer: self.peer,
             name: self.name.clone(),
-            address: self.address.clone(),
+            address: self.address(),
             up: state.up == Some(*self.newest.borrow()),
             incarnation: state.session.peer(),
             waiting: state.session.waiting(),
