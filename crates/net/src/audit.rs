@@ -283,7 +283,7 @@ impl Audit {
 const BEGIN: &str = "begin";
 
 fn begin() -> AuditEntry {
-    AuditEntry::new(None, "", BEGIN, NAME, Vec::new(), "ok")
+    entry(None, "", BEGIN, NAME, Vec::new(), "ok")
 }
 
 fn numbered(dir: &Path, number: u32) -> PathBuf {
@@ -304,28 +304,26 @@ fn last_line(file: &mut File) -> io::Result<(Option<String>, u64)> {
     Ok((Some(String::from_utf8_lossy(&bytes[begin..end]).into_owned()), whole))
 }
 
-impl AuditEntry {
-    /// An entry of now.
-    pub(crate) fn new(
-        principal: Option<&str>,
-        address: &str,
-        verb: &str,
-        object: &str,
-        pools: Vec<String>,
-        result: &str,
-    ) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self {
-            number: 0,
-            at_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-            site: String::new(),
-            principal: principal.map(str::to_owned),
-            address: address.to_owned(),
-            verb: verb.to_owned(),
-            object: object.to_owned(),
-            pools,
-            result: result.to_owned(),
-        }
+/// An entry of now.
+pub(crate) fn entry(
+    principal: Option<&str>,
+    address: &str,
+    verb: &str,
+    object: &str,
+    pools: Vec<String>,
+    result: &str,
+) -> AuditEntry {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    AuditEntry {
+        number: 0,
+        at_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        site: String::new(),
+        principal: principal.map(str::to_owned),
+        address: address.to_owned(),
+        verb: verb.to_owned(),
+        object: object.to_owned(),
+        pools,
+        result: result.to_owned(),
     }
 }
 
@@ -340,8 +338,8 @@ mod tests {
         dir
     }
 
-    fn entry(object: &str) -> AuditEntry {
-        AuditEntry::new(Some("ci"), "127.0.0.1:5", "acquire", object, vec![object.into()], "ok")
+    fn acquired(object: &str) -> AuditEntry {
+        entry(Some("ci"), "127.0.0.1:5", "acquire", object, vec![object.into()], "ok")
     }
 
     #[test]
@@ -350,7 +348,7 @@ mod tests {
         let path = dir.join(NAME);
         let audit = Audit::open(Some(&dir), "a").unwrap();
         for number in 0..6 {
-            audit.note(entry(&format!("p{number}")));
+            audit.note(acquired(&format!("p{number}")));
         }
         assert_eq!(audit.verify().unwrap().entries, 7);
         assert!(audit.verify().unwrap().verified);
@@ -390,7 +388,7 @@ mod tests {
         for life in 0..3 {
             let audit = Audit::open_with(Some(&dir), "a", 2000).unwrap();
             for number in 0..30 {
-                audit.note(entry(&format!("p{life}-{number}")));
+                audit.note(acquired(&format!("p{life}-{number}")));
             }
             let check = audit.verify().unwrap();
             assert!(check.verified, "{check:?}");
@@ -414,7 +412,7 @@ mod tests {
     fn a_site_without_a_directory_keeps_the_last_entries() {
         let audit = Audit::open(None, "a").unwrap();
         for number in 0..IN_MEMORY + 10 {
-            audit.note(entry(&number.to_string()));
+            audit.note(acquired(&number.to_string()));
         }
         let list = audit.entries(1, |_| true).unwrap();
         assert_eq!(list[0].object, (IN_MEMORY + 9).to_string());

@@ -22,9 +22,10 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use crate::api::{self, Submit};
-use crate::boottime::Moment;
+use crate::boottime::{Boottime, Moment};
 use crate::duration;
 use crate::fast::FastClient;
+pub use crate::https::Trust;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(15);
@@ -45,27 +46,35 @@ const MAX_IDLE: usize = 64;
 pub enum Address {
     /// `host:port`.
     Tcp(String),
+    /// `host:port`, over TLS.
+    Tls(String),
     /// A socket on this machine.
     Unix(PathBuf),
 }
 
 impl Address {
-    /// Reads `http://host:port`, `host:port` or `unix:PATH`.
+    /// Reads `http://host:port`, `https://host:port`, `host:port` or `unix:PATH`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let write = "write http://HOST:PORT or unix:PATH";
+        let write = "write http://HOST:PORT, https://HOST:PORT or unix:PATH";
+        let mut tls = false;
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             return Ok(Self::Unix(path.into()));
         }
         let host = match text.split_once("://") {
             Some((scheme, host)) if scheme.eq_ignore_ascii_case("http") => host,
+            Some((scheme, host)) if scheme.eq_ignore_ascii_case("https") => {
+                tls = true;
+                host
+            }
             Some((scheme, _)) => return Err(format!("sites do not speak {scheme}; {write}")),
             None => text,
         };
         let host = host.trim_end_matches('/');
         if crate::config::is_address(host) && !host.contains('/') {
-            return Ok(Self::Tcp(host.to_owned()));
+            let host = host.to_owned();
+            return Ok(if tls { Self::Tls(host) } else { Self::Tcp(host) });
         }
-        Err(format!("`{text}` is no address; {write}"))
+        Err(format!("`{text}` is not an address; {write}"))
     }
 }
 
@@ -73,6 +82,7 @@ impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tcp(host) => write!(f, "http://{host}"),
+            Self::Tls(host) => write!(f, "https://{host}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -120,6 +130,8 @@ struct Inner {
     /// The place of the address that is used; it moves on when its site does not answer.
     current: AtomicUsize,
     token: Option<String>,
+    /// The authorities of addresses with TLS.
+    trust: Option<Trust>,
     /// Connections, each with the place of its address.
     idle: Mutex<Vec<(usize, SendRequest<Full<Bytes>>)>>,
     renewer: Mutex<Option<std_mpsc::Sender<Work>>>,
@@ -148,8 +160,17 @@ impl Client {
 
     fn with_addresses(addresses: Vec<Address>, token: Option<String>) -> Self {
         let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (current, trust) = (AtomicUsize::new(0), None);
+        Self(Arc::new(Inner { addresses, current, token, trust, idle, renewer, health }))
+    }
+
+    /// The same client, which believes these authorities at addresses with `https`.
+    #[must_use]
+    pub fn with_trust(self, trust: Option<Trust>) -> Self {
+        let (addresses, token) = (self.0.addresses.clone(), self.0.token.clone());
+        let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
         let current = AtomicUsize::new(0);
-        Self(Arc::new(Inner { addresses, current, token, idle, renewer, health }))
+        Self(Arc::new(Inner { addresses, current, token, trust, idle, renewer, health }))
     }
 
     /// Whether there is another address to go to.
@@ -332,7 +353,7 @@ impl Client {
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
         let host = match &self.0.addresses[place] {
-            Address::Tcp(host) => host.as_str(),
+            Address::Tcp(host) | Address::Tls(host) => host.as_str(),
             Address::Unix(_) => "localhost",
         };
         let mut request = HttpRequest::builder().method(method).uri(path).header(HOST, host);
@@ -400,11 +421,13 @@ impl Client {
     async fn connect(&self, place: usize) -> Result<SendRequest<Full<Bytes>>, String> {
         let connection = async {
             match &self.0.addresses[place] {
-                Address::Tcp(host) => {
-                    let stream = TcpStream::connect(host).await?;
-                    stream.set_nodelay(true)?;
-                    crate::http::keep_alive(&stream);
-                    greet(TokioIo::new(stream)).await
+                Address::Tcp(host) => greet(TokioIo::new(dial(host).await?)).await,
+                Address::Tls(host) => {
+                    let text = "https needs an authority; set KOFM_CA to its PEM file";
+                    let trust = self.0.trust.as_ref();
+                    let trust = trust.ok_or_else(|| std::io::Error::other(text))?;
+                    let stream = trust.connect(host, dial(host).await?).await;
+                    greet(TokioIo::new(stream.map_err(std::io::Error::other)?)).await
                 }
                 Address::Unix(path) => greet(TokioIo::new(UnixStream::connect(path).await?)).await,
             }
@@ -530,7 +553,8 @@ impl Client {
         let sender = renewer.get_or_insert_with(|| {
             let (sender, receiver) = std_mpsc::channel();
             // It must not keep its client alive.
-            let client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone());
+            let client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone())
+                .with_trust(self.0.trust.clone());
             let thread = std::thread::Builder::new().name("kofm-renew".into());
             if let Err(error) = thread.spawn(move || renew_all(&client, &receiver)) {
                 tracing::error!(%error, "no thread for renewals: leases will expire");
@@ -683,6 +707,13 @@ fn was_sent(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
     !error.is_some_and(|error| error.is_canceled() || error.is_closed())
 }
 
+async fn dial(host: &str) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(host).await?;
+    stream.set_nodelay(true)?;
+    crate::http::keep_alive(&stream);
+    Ok(stream)
+}
+
 async fn greet<S>(stream: TokioIo<S>) -> std::io::Result<SendRequest<Full<Bytes>>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
@@ -717,11 +748,12 @@ mod tests {
         assert_eq!(Address::parse("http://a:1"), tcp("a:1"));
         assert_eq!(Address::parse("HTTP://a:1/"), tcp("a:1"));
         assert_eq!(Address::parse("[::1]:7600"), tcp("[::1]:7600"));
+        assert_eq!(Address::parse("https://a:1/"), Ok(Address::Tls("a:1".into())));
         assert_eq!(Address::parse("unix:/x"), Ok(Address::Unix("/x".into())));
-        for text in ["", "unix:", "a", "http://a", "http://a:1/v1", "http://:1", "a:99999"] {
+        for text in ["", "unix:", "a", "http://a", "http://a:1/v1", "https://a", "a:99999"] {
             assert!(Address::parse(text).is_err(), "{text}");
         }
-        for (text, scheme) in [("https://a:1", "https"), ("ftp://a:1", "ftp"), ("://a:1", "")] {
+        for (text, scheme) in [("ftp://a:1", "ftp"), ("://a:1", "")] {
             let error = Address::parse(text).unwrap_err();
             assert!(error.contains(&format!("not speak {scheme};")), "{error}");
         }

@@ -9,21 +9,19 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kofm_core::quorums::Arbitration;
-use kofm_core::{Kind, Service, SiteId};
+use kofm_core::{Kind, SiteId};
 
-use crate::api::{Members, OnExpiry};
-use crate::engine::runs_in_a_site;
+pub use kofm_site::config::{
+    DEFAULT_SEMAPHORE, MAX_POOLS, MAX_SEMAPHORES, MAX_SITES, MAX_UNITS, PoolConfig, RotaConfig,
+    SemaphoreConfig, check_name, default_protocol, protocol_named, semaphore_protocol_named,
+};
+pub(crate) use kofm_site::config::{MAX_GANG, ROTA, SITE_LEASE, is_seat};
+use kofm_site::config::{add_seats, number_of};
+
+use crate::api::Members;
+use crate::https::HttpsConfig;
 use crate::tls::TlsConfig;
 
-/// Sites in a cluster.
-pub const MAX_SITES: usize = 1000;
-/// Pools in a cluster.
-pub const MAX_POOLS: usize = 20_000;
-/// Semaphores in a cluster.
-pub const MAX_SEMAPHORES: usize = 20_000;
-/// Units in a pool.
-pub const MAX_UNITS: u32 = 1_000_000;
 /// Units in all pools of a cluster of several sites: about five bytes each in the record of an
 /// epoch, which has to fit into one frame.
 const MAX_ALL_UNITS: u64 = 2_000_000;
@@ -77,9 +75,15 @@ pub struct Config {
     /// Certificates with which sites authenticate each other; without them every process that
     /// reaches the port of a site is believed.
     pub tls: Option<TlsConfig>,
+    /// The certificate that clients see; without it, that of the site is used.
+    pub https: Option<HttpsConfig>,
     /// The sites that decide who is in the cluster. Given, sites come and go while it runs, and
     /// `members` needs these and this one only; otherwise all members vote and are fixed.
     pub voters: Vec<String>,
+    /// How long the history is kept on disk.
+    pub history_keep: Duration,
+    /// How many bytes of history are kept on disk.
+    pub history_max: u64,
     /// When what this site writes down about leases is on its disk.
     pub durability: Durability,
     /// The numbers of the members, where the cluster has given them; otherwise their places.
@@ -116,7 +120,10 @@ impl Config {
             site_lease,
             etcd,
             tls,
+            https,
             voters,
+            history_keep,
+            history_max,
             durability,
             pools: _,
             semaphores: _,
@@ -139,49 +146,18 @@ impl Config {
             ("site_lease", *site_lease == other.site_lease),
             ("etcd", *etcd == other.etcd),
             ("tls", *tls == other.tls),
+            ("https", *https == other.https),
             ("voters", *voters == other.voters),
+            ("history_keep", *history_keep == other.history_keep),
+            ("history_max", *history_max == other.history_max),
             ("durability", *durability == other.durability),
         ];
         settings.into_iter().filter(|it| !it.1).map(|it| it.0).collect()
     }
 }
 
-/// Gangs that share members and take turns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RotaConfig {
-    /// How they do.
-    pub protocol: Kind,
-    /// What each site needs to work, each of which one site at a time can have.
-    pub needs: BTreeMap<String, Vec<String>>,
-    /// The sites of each gang.
-    pub gangs: BTreeMap<String, Vec<String>>,
-}
-
-/// What is joined where the gangs of a rota take turns, whichever comes next.
-pub(crate) const ROTA: &str = "rota";
 /// Gangs of a rota at most.
 const MAX_ROTA: usize = 1_000;
-
-/// One semaphore.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SemaphoreConfig {
-    /// The value that it begins with.
-    pub value: u32,
-    /// How it is shared.
-    pub protocol: Kind,
-    /// Who decides, where the protocol asks arbiters; without it the best that there is.
-    pub arbitration: Option<Arbitration>,
-}
-
-impl SemaphoreConfig {
-    /// A semaphore of this value, shared by the default protocol.
-    pub const fn new(value: u32) -> Self {
-        Self { value, protocol: DEFAULT_SEMAPHORE, arbitration: None }
-    }
-}
-
-/// The protocol of semaphores that name none: the fewest messages for a P.
-pub const DEFAULT_SEMAPHORE: Kind = Kind::SemToken;
 
 /// When leases that a site writes down are on its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -194,94 +170,18 @@ pub enum Durability {
 }
 
 const MIN_SITE_LEASE: Duration = Duration::from_secs(1);
-const SITE_LEASE: Duration = Duration::from_secs(5);
+/// How long the history is kept.
+const HISTORY_KEEP: Duration = Duration::from_hours(400 * 24);
+/// Bytes of history that are kept: more than ten million leases.
+const HISTORY_MAX: u64 = 1 << 30;
+/// Less would be less than one of its files.
+pub(crate) const MIN_HISTORY: u64 = 16 << 20;
 const MAX_SITE_LEASE: Duration = Duration::from_mins(10);
-
-/// One pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// M, from 1 to [`MAX_UNITS`].
-    pub units: u32,
-    /// Names of the units, one each; none where they are numbered.
-    pub names: Vec<String>,
-    /// How it is shared.
-    pub protocol: Kind,
-    /// What happens to a lease that is not renewed.
-    pub on_expiry: OnExpiry,
-    /// Who decides, where the protocol asks arbiters; without it the best that there is.
-    pub arbitration: Option<Arbitration>,
-}
-
-impl PoolConfig {
-    /// So many numbered units, shared by the default protocol.
-    pub fn new(units: u32) -> Self {
-        let (names, on_expiry) = (Vec::new(), OnExpiry::Release);
-        Self { units, names, protocol: default_protocol(), on_expiry, arbitration: None }
-    }
-
-    /// What people call a unit.
-    pub fn unit_name(&self, number: u32) -> String {
-        unit_name(&self.names, number)
-    }
-}
-
-/// What people call a unit: by its name, or by its number where it has none.
-pub(crate) fn unit_name(names: &[String], number: u32) -> String {
-    let name = usize::try_from(number).ok().and_then(|number| names.get(number));
-    name.cloned().unwrap_or_else(|| number.to_string())
-}
-
-/// The protocol of pools that name none: never more messages than `permission`, none where demand
-/// stays, and a wait of about 1.3 times at most (`crates/sim/tests/roaming` holds it to that).
-pub fn default_protocol() -> Kind {
-    Kind::Roaming
-}
-
-/// The protocol of that name, if sites share pools by it.
-pub fn protocol_named(name: &str) -> Result<Kind, String> {
-    served(Service::Pool, "pools", name)
-}
-
-/// The protocol of that name, if sites share semaphores by it.
-pub fn semaphore_protocol_named(name: &str) -> Result<Kind, String> {
-    served(Service::Semaphore, "semaphores", name)
-}
-
-fn served(service: Service, what: &str, name: &str) -> Result<Kind, String> {
-    let serves = |kind: &Kind| runs_in_a_site(*kind) && kind.profile().serves == service;
-    let names = || {
-        let names = Kind::ALL.iter().filter(|kind| serves(kind)).map(|kind| kind.name());
-        names.collect::<Vec<&str>>().join(", ")
-    };
-    match Kind::named(name) {
-        Some(kind) if serves(&kind) => Ok(kind),
-        Some(kind) if runs_in_a_site(kind) => {
-            Err(format!("protocol `{name}` is not for {what}; those have {}", names()))
-        }
-        Some(_) => Err(format!("protocol `{name}` is for the simulator and the checker only")),
-        None => Err(format!("there is no protocol `{name}`; there are {}", names())),
-    }
-}
-
-/// Whether `name` can be a pool's or a site's name.
-pub fn check_name(name: &str) -> Result<(), String> {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if !name.is_empty() && name.len() <= 64 && name.chars().all(good) {
-        return Ok(());
-    }
-    Err(format!("`{name}` is no name; use up to 64 letters, digits, `-`, `_` and `.`"))
-}
-
-/// What the name of a hidden pool begins with: one unit for each site, which gangs take so that a
-/// member is in one gang at a time. No other pool can be called so.
-pub(crate) const SEAT: &str = "@";
 
 impl Config {
     /// The same with a seat for each member.
     pub(crate) fn with_seats(mut self) -> Self {
-        for member in self.members.keys() {
-            self.pools.entry(format!("{SEAT}{member}")).or_insert_with(|| PoolConfig::new(1));
-        }
+        add_seats(&mut self.pools, &self.members);
         self
     }
 
@@ -306,9 +206,27 @@ impl Config {
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
             tls: None,
+            https: None,
             voters: Vec::new(),
+            history_keep: HISTORY_KEEP,
+            history_max: HISTORY_MAX,
             durability: Durability::None,
             numbers: BTreeMap::new(),
+        }
+    }
+
+    /// What the core is told of it.
+    pub(crate) fn core(&self) -> kofm_site::config::Config {
+        kofm_site::config::Config {
+            site: self.site.clone(),
+            members: self.members.clone(),
+            numbers: self.numbers.clone(),
+            pools: self.pools.clone(),
+            semaphores: self.semaphores.clone(),
+            gangs: self.gangs.clone(),
+            tree_root: self.tree_root.clone(),
+            rota: self.rota.clone(),
+            site_lease: self.site_lease,
         }
     }
 
@@ -319,11 +237,7 @@ impl Config {
 
     /// A site's number.
     pub fn number_of(&self, site: &str) -> Option<SiteId> {
-        if !self.numbers.is_empty() {
-            return self.numbers.get(site).copied();
-        }
-        let place = self.members.keys().position(|name| name == site)?;
-        u16::try_from(place).ok().map(SiteId)
+        number_of(site, &self.numbers, &self.members)
     }
 
     /// Whether this site is one of those that decide on epochs.
@@ -336,12 +250,14 @@ impl Config {
         !self.etcd.is_empty() || !self.voters.is_empty()
     }
 
-    /// A digest of what must be the same at all sites. Pools and semaphores are not in it: the
+    /// A digest of what must be the same at all sites, with the numbers of the protocols that they
+    /// know. Pools and semaphores are not in it: the
     /// cluster agrees on them itself.
     pub fn table(&self) -> u64 {
         let fixed = !self.is_open();
         let names: Vec<&String> = self.members.keys().filter(|_| fixed).collect();
-        let text = format!("{names:?}{:?}{:?}", self.site_lease, self.rota);
+        let protocols: Vec<u16> = Kind::IN_SITES.iter().map(|kind| kind.id().0).collect();
+        let text = format!("{names:?}{:?}{:?}{protocols:?}", self.site_lease, self.rota);
         // FNV-1a: against mistakes, not against malice.
         text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -353,9 +269,6 @@ impl Config {
         reader::read(text)
     }
 }
-
-/// Members of a gang at most.
-pub(crate) const MAX_GANG: usize = 64;
 
 /// All that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -502,7 +415,7 @@ mod tests {
             ("[pools.x]\nunits = 1\nprotocol = \"sem-token\"", "not for pools"),
             ("[semaphores.x]\nvalue = 1\nvalu = 2", "did you mean `value`?"),
             ("[semaphores.x]\nvalue = 1\ncrashes = 1", "sem-quorum"),
-            ("[semaphores]\n\"a b\" = 1", "is no name"),
+            ("[semaphores]\n\"a b\" = 1", "is not a name"),
         ] {
             let mistakes = Config::parse(&text(bad)).unwrap_err().to_string();
             assert!(mistakes.contains(hint), "{bad}: {mistakes}");

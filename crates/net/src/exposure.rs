@@ -40,6 +40,15 @@ pub fn exposures(config: &Config, credentials: bool) -> Vec<Exposure> {
             remedy: "have token_file",
         });
     }
+    let encrypted = config.tls.is_some() || config.https.is_some();
+    if let Some(address) = config.http.as_ref().filter(|it| !encrypted && !is_loopback(it)) {
+        list.push(Exposure {
+            key: "http".to_owned(),
+            address: address.clone(),
+            lacks: "tokens cross the network in clear",
+            remedy: "have a certificate, [https] or [tls]",
+        });
+    }
     let several = config.members.len() > 1 || config.is_open();
     let (key, address) = match (&config.listen, config.members.get(&config.site)) {
         (Some(address), _) => ("listen".to_owned(), Some(address)),
@@ -103,10 +112,10 @@ mod tests {
             list.into_iter().map(|it| it.key).collect::<Vec<String>>()
         };
         assert_eq!(keys("127.0.0.1:3", "127.0.0.1:4", false), [""; 0]);
-        assert_eq!(keys("0.0.0.0:3", "127.0.0.1:4", false), ["http"]);
-        assert_eq!(keys("0.0.0.0:3", "127.0.0.1:4", true), [""; 0]);
-        assert_eq!(keys("0.0.0.0:3", "0.0.0.0:4", false), ["http", "listen"]);
-        assert_eq!(keys("0.0.0.0:3", "0.0.0.0:4", true), ["listen"]);
+        assert_eq!(keys("0.0.0.0:3", "127.0.0.1:4", false), ["http", "http"]);
+        assert_eq!(keys("0.0.0.0:3", "127.0.0.1:4", true), ["http"]);
+        assert_eq!(keys("0.0.0.0:3", "0.0.0.0:4", false), ["http", "http", "listen"]);
+        assert_eq!(keys("0.0.0.0:3", "0.0.0.0:4", true), ["http", "listen"]);
         let mut own = config("127.0.0.1:3", "127.0.0.1:4");
         own.listen = None;
         own.members.insert("a".into(), "10.0.0.1:7700".into());

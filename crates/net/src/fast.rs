@@ -16,14 +16,15 @@ mod server;
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::client::{FastClient, FastGuard};
 pub(crate) use self::server::{Outbox, serve};
-use crate::api::{self, Answer, Call, Code, Hold, State, Submit, Units, Want};
+use crate::api::{Call, Hold, Submit, Want};
+pub(crate) use kofm_site::fast::FastAnswer;
+pub use kofm_site::fast::FastLease;
 
 /// What the upgrade is called.
 pub(crate) const UPGRADE: &str = "kofm/1";
@@ -62,45 +63,6 @@ enum FastCall<'a> {
     Abandon(u64),
 }
 
-/// What comes of it. It shares what it says with the site's books.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum FastAnswer {
-    Done,
-    Request {
-        id: Arc<str>,
-        state: State,
-        cause: Option<Cow<'static, str>>,
-        lease: Option<FastLease>,
-    },
-    Lease(FastLease),
-    Error {
-        code: Code,
-        message: String,
-    },
-}
-
-/// A lease.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FastLease {
-    /// Who has it may renew and release.
-    pub id: Arc<str>,
-    /// Names of the units, by pool.
-    pub units: Arc<Units>,
-    /// Larger than that of every earlier lease of one of these units.
-    pub fence: u64,
-    /// How long it lives without a renewal.
-    pub ttl_ms: u64,
-    /// How long it still lives without a renewal.
-    pub expires_in_ms: u64,
-}
-
-impl FastLease {
-    fn new(lease: api::Lease) -> Self {
-        let api::Lease { id, units, fence, ttl_ms, expires_in_ms, .. } = lease;
-        Self { id: id.into(), units: Arc::new(units), fence, ttl_ms, expires_in_ms }
-    }
-}
-
 impl FastCall<'_> {
     fn into_call(self) -> Call {
         match self {
@@ -123,38 +85,6 @@ impl FastCall<'_> {
             Self::Renew(id) => Call::Renew(id.into_owned()),
             Self::Release(id) => Call::Release(id.into_owned()),
             Self::Abandon(number) => Call::Abandon(number),
-        }
-    }
-}
-
-impl FastAnswer {
-    pub(crate) fn new(answer: Result<Answer, api::Error>) -> Self {
-        match answer {
-            Ok(Answer::Request(request)) => {
-                let api::Request { id, state, cause, lease, .. } = *request;
-                let (id, cause) = (id.into(), cause.map(Cow::Owned));
-                Self::Request { id, state, cause, lease: lease.map(FastLease::new) }
-            }
-            Ok(Answer::Lease(lease)) => Self::Lease(FastLease::new(*lease)),
-            Ok(
-                Answer::Done
-                | Answer::Known(_)
-                | Answer::Holder(_)
-                | Answer::Reserved(_)
-                | Answer::Leases(_)
-                | Answer::Queue(_)
-                | Answer::Usage(_)
-                | Answer::Counted(_)
-                | Answer::Ahead { .. }
-                | Answer::History(_)
-                | Answer::Taken(_)
-                | Answer::Semaphores(_)
-                | Answer::Gangs(_)
-                | Answer::Rota(_)
-                | Answer::Joined(_)
-                | Answer::Events { .. },
-            ) => Self::Done,
-            Err(error) => Self::Error { code: error.error, message: error.message },
         }
     }
 }

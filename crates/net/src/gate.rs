@@ -6,9 +6,9 @@ use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde_json::Value;
 
 use crate::access::Access;
-use crate::api::{self, AuditEntry, Call, Code, Happening, Holder};
-use crate::rules::{self, Principal, Principals, TOKEN_FILE, Verb};
+use crate::api::{self, Call, Code, Happening, Holder};
 use crate::site::Site;
+use kofm_site::rules::{self, Principal, Principals, TOKEN_FILE, Verb};
 
 /// Identifies the clients of a site.
 #[derive(Clone, Debug)]
@@ -122,10 +122,10 @@ impl Gate {
         }
         let (touched, result) = (caller.touched(), if allowed { "allowed" } else { "denied" });
         let id = if let Call::Release(id) | Call::Cancel(id) = call { id.as_str() } else { "" };
-        let start: String = id.chars().take(9).collect();
-        let object = if touched.is_empty() { format!("{start}…") } else { touched.join(",") };
+        let object =
+            if touched.is_empty() { api::lease_name(id).to_owned() } else { touched.join(",") };
         let who = caller.name.as_deref();
-        let entry = AuditEntry::new(who, address, verb, &object, touched, result);
+        let entry = crate::audit::entry(who, address, verb, &object, touched, result);
         self.site.audit().note(entry);
     }
 }
@@ -155,6 +155,12 @@ impl Caller {
 
     pub(crate) const fn may_everything(&self) -> bool {
         self.limits.is_none()
+    }
+
+    /// The rules of its principal, as they are written.
+    pub(crate) fn rules(&self) -> Vec<String> {
+        let rules = self.limits.as_ref().map(|it| it.rules.iter().map(ToString::to_string));
+        rules.map_or_else(|| vec!["admin:*".to_owned()], Iterator::collect)
     }
 
     pub(crate) fn may(&self, verb: Verb, name: &str) -> bool {
@@ -230,8 +236,8 @@ impl Caller {
         own || happening.want.keys().all(|pool| self.may(Verb::Read, pool))
     }
 
-    /// Whether the caller may see an entry of a list; ids of leases that it must not release are
-    /// taken out of it.
+    /// Whether the caller may see an entry of a list, or a request; the id of a lease that it must
+    /// not release is taken out of it.
     pub(crate) fn sees(&self, entry: &mut Value) -> bool {
         let own = entry["principal"].as_str().is_some_and(|it| Some(it) == self.name.as_deref());
         let mut pools: Vec<String> = Vec::new();
@@ -245,21 +251,11 @@ impl Caller {
         if !own && !pools.iter().all(|pool| self.may(Verb::Read, pool)) {
             return false;
         }
-        if !own && !pools.iter().all(|pool| self.may(Verb::ReleaseAny, pool)) {
-            if entry.get("fence").is_some() && entry.get("event").is_none() {
-                entry["id"] = "".into();
-            }
-            if let Some(lease) = entry.get_mut("lease").filter(|it| it.is_object()) {
-                lease["id"] = "".into();
-            }
-        }
-        for blocker in
-            entry.get_mut("blocked_by").and_then(Value::as_array_mut).into_iter().flatten()
+        if !own
+            && !pools.iter().all(|pool| self.may(Verb::ReleaseAny, pool))
+            && let Some(lease) = entry.get_mut("lease").and_then(Value::as_object_mut)
         {
-            let pool = blocker["pool"].as_str().unwrap_or_default();
-            if !self.may(Verb::ReleaseAny, pool) {
-                blocker["lease"] = Value::Null;
-            }
+            lease.remove("id");
         }
         true
     }

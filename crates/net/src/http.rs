@@ -5,8 +5,10 @@
 //! `kofm-missing`.
 
 mod audit;
+mod console;
 mod edge;
 mod guard;
+mod history;
 mod listen;
 mod paging;
 mod tokens;
@@ -40,25 +42,22 @@ use tracing::debug;
 use self::edge::Edge;
 pub(crate) use self::listen::keep_alive;
 use self::listen::{HEADERS_IN, Peer, Slot};
-pub use self::listen::{bind_unix, serve, serve_unix};
-use self::paging::{ListQuery, encode, one_page, paged};
+pub use self::listen::{bind_unix, serve, serve_tls, serve_unix};
+use self::paging::{ListQuery, paged};
 use crate::access::Access;
 use crate::api::{
-    AddSpec, Code, Error, Happening, JoinGang, PutPool, PutQuarantine, PutSemaphore, StartGang,
-    State, Submit, TakeSpec,
+    AddSpec, Code, Error, Happening, JoinGang, MemberChange, PutPool, PutQuarantine, PutSemaphore,
+    StartGang, State, Submit, TakeSpec,
 };
 use crate::duration;
 use crate::gate::{Caller, Gate};
-use crate::rules::Verb;
 use crate::site::Site;
+use kofm_site::rules::Verb;
 
 /// Clients that may listen to events at once.
 const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
 const BODY_IN: Duration = Duration::from_secs(10);
-
-/// Events in an answer that is not paged.
-const HISTORY: usize = 1000;
 
 const OPENAPI: &str = include_str!("http/openapi.json");
 
@@ -88,8 +87,11 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .route("/v1/queue", get(queue))
         .route("/v1/members", get(members))
         .route("/v1/members/{name}", delete(remove_member))
-        .route("/v1/history", get(history))
+        .route("/v1/members/{name}/{change}", post(change_member))
+        .route("/v1/history", get(history::history))
+        .route("/v1/usage", get(history::usage))
         .route("/v1/health", get(health))
+        .route("/v1/principal", get(console::principal))
         .route("/v1/pools", get(pools))
         .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
         .route("/v1/pools/{name}/quarantine/{unit}", put(quarantine).delete(return_unit))
@@ -118,7 +120,8 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/openapi.json", get(|| async { ([(CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .route("/", get(edge::dashboard))
+        .route("/", get(console::page))
+        .route("/console/{name}", get(console::file))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -350,28 +353,22 @@ async fn health(Shared(app): Shared<App>) -> Answer {
 }
 
 async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
-    app.site.remove_member(&name).await?;
+    app.site.change_member(&name, MemberChange::Remove).await?;
     ok(&json!({"site": name, "state": "removed"}))
 }
 
-/// The first page has the latest events. Each further one has those before it: within a page, as
-/// in the whole list, the oldest comes first.
-async fn history(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
-    let page = query.page()?;
-    let (limit, before) = page.map_or((HISTORY, None), |page| (page.limit, page.after));
-    let more = usize::from(query.is_paged());
-    let (mut list, missing) =
-        app.site.history_before(query.pool.as_deref(), limit + more, before).await?;
-    if let Some(pool) = &query.pool {
-        refuse_unknown(&app.site, pool, &list).await?;
-    }
-    if !query.is_paged() {
-        return listed((list, missing));
-    }
-    let more = list.len() > limit;
-    list.drain(..list.len().saturating_sub(limit));
-    let next = list.first().filter(|_| more).map(|it| encode(&it.place()));
-    one_page("history", &list, &missing, next)
+async fn change_member(
+    Shared(app): Shared<App>,
+    axum::extract::Path((name, change)): axum::extract::Path<(String, String)>,
+) -> Answer {
+    let (change, state) = match change.as_str() {
+        "replace" => (MemberChange::Replace, "replaced"),
+        "drain" => (MemberChange::Drain, "draining"),
+        "undrain" => (MemberChange::Undrain, "member"),
+        _ => return Err(Error::new(Code::NotFound, "no such change of a member").into()),
+    };
+    app.site.change_member(&name, change).await?;
+    ok(&json!({"site": name, "state": state}))
 }
 
 async fn pools(Shared(app): Shared<App>) -> Answer {
@@ -509,7 +506,7 @@ async fn join_gang(
     let mut spec: JoinGang = body(request).await?;
     spec.principal = principal(&caller, spec.principal.as_deref())?;
     let joined = app.site.join_gang(&name, spec).await?;
-    let waits = joined.state == "queued" || joined.state == "gathering";
+    let waits = matches!(joined.state.as_str(), "gathering" | "queued" | "granted");
     let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
     Ok((status, json_body(&joined)).into_response())
 }

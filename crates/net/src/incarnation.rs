@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::bounds::MAX_INCARNATION;
+use kofm_site::bounds::MAX_INCARNATION;
 
 /// The directory where a site keeps its incarnation, locked while the site lives.
 #[derive(Debug)]
@@ -94,6 +94,12 @@ impl StateDir {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+}
+
+impl kofm_site::core::Births for StateDir {
+    fn next(&self) -> Result<u64, String> {
+        Self::next(self).map_err(|error| error.to_string())
     }
 }
 

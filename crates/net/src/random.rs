@@ -4,18 +4,21 @@
 //! inputs give the same ids. The functions beside it are for tasks outside the core.
 
 use std::cell::RefCell;
-use std::fmt::Write;
 use std::time::Duration;
 
 use kofm_core::SiteId;
-use rand_chacha::ChaCha12Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use kofm_site::random::Random;
 
 /// A seed from the system.
 pub(crate) fn seed() -> [u8; 32] {
     let mut seed = [0; 32];
     getrandom::fill(&mut seed).expect("the system has randomness once it is up");
     seed
+}
+
+/// A new token of 256 random bits, for one principal.
+pub fn new_token() -> String {
+    kofm_site::rules::make_token(seed())
 }
 
 /// A random time in this range.
@@ -47,82 +50,4 @@ pub(crate) fn hex<const N: usize>() -> String {
 
 thread_local! {
     static SHARED: RefCell<Random> = RefCell::new(Random::new(seed()));
-}
-
-/// Two streams of random numbers from one seed, so that jitter does not change ids.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Random {
-    ids: ChaCha12Rng,
-    jitter: ChaCha12Rng,
-}
-
-impl Random {
-    pub(crate) fn new(seed: [u8; 32]) -> Self {
-        let ids = ChaCha12Rng::from_seed(seed);
-        let mut jitter = ids.clone();
-        jitter.set_stream(1);
-        Self { ids, jitter }
-    }
-
-    /// `N` random bytes in hexadecimal.
-    pub(crate) fn hex<const N: usize>(&mut self) -> String {
-        let mut text = String::with_capacity(2 * N);
-        self.push_hex::<N>(&mut text);
-        text
-    }
-
-    /// An id with `N` random bytes. It begins with its kind and the number of its site.
-    pub(crate) fn id<const N: usize>(&mut self, kind: char, site: SiteId) -> String {
-        let mut text = String::with_capacity(2 * N + 8);
-        write!(text, "{kind}{}-", site.0).expect("a string takes everything");
-        self.push_hex::<N>(&mut text);
-        text
-    }
-
-    fn push_hex<const N: usize>(&mut self, text: &mut String) {
-        const DIGITS: [u8; 16] = *b"0123456789abcdef";
-        let mut bytes = [0; N];
-        self.ids.fill_bytes(&mut bytes);
-        for byte in bytes {
-            text.push(DIGITS[usize::from(byte >> 4)].into());
-            text.push(DIGITS[usize::from(byte & 15)].into());
-        }
-    }
-
-    /// A time in this range.
-    pub(crate) fn between(&mut self, min: Duration, max: Duration) -> Duration {
-        let range = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
-        let nanos = self.number().checked_rem(range).unwrap_or(0);
-        min + Duration::from_nanos(nanos)
-    }
-
-    /// Any number.
-    pub(crate) fn number(&mut self) -> u64 {
-        self.jitter.next_u64()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_seed_gives_the_same_ids_whatever_jitter_was_drawn() {
-        let (mut calm, mut busy) = (Random::new([7; 32]), Random::new([7; 32]));
-        busy.between(Duration::ZERO, Duration::from_secs(1));
-        assert_eq!(calm.id::<8>('R', SiteId(3)), busy.id::<8>('R', SiteId(3)));
-        let other = Random::new([8; 32]).hex::<8>();
-        assert_ne!(Random::new([7; 32]).hex::<8>(), other);
-    }
-
-    #[test]
-    fn a_time_lies_in_its_range() {
-        let mut random = Random::new([1; 32]);
-        let (min, max) = (Duration::from_millis(5), Duration::from_millis(6));
-        for _ in 0..1000 {
-            let time = random.between(min, max);
-            assert!(min <= time && time < max, "{time:?}");
-        }
-        assert_eq!(random.between(min, min), min);
-    }
 }

@@ -16,23 +16,16 @@
 //! ```
 
 mod calls;
-mod core;
 mod desk;
 mod events;
 mod gangs;
 mod health;
-mod input;
-mod journal;
+mod history;
 mod keeper;
-mod metrics;
 mod pools;
 mod principals;
 mod semaphores;
 mod start;
-mod tallies;
-mod views;
-#[cfg(test)]
-mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,23 +34,24 @@ use std::time::Duration;
 
 use kofm_core::SiteId;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::time::timeout;
 
-use self::core::{MAX_WATCH, View, millis};
 use self::desk::Desk;
-use self::input::Command;
 pub use self::start::StartError;
-use crate::api::{self, Answer, Call, Code, Hold, Submit, Usage};
+use crate::api::{self, Answer, Call, Code, Hold, MemberChange, Submit, Usage};
 use crate::audit::Audit;
-use crate::boottime::Moment;
-use crate::config::Config;
+use crate::boottime::{Boottime, Moment};
+use crate::config::{Config, is_seat};
 use crate::incarnation::StateDir;
 use crate::link::Mesh;
 use crate::random;
-use crate::rules::Principals;
-pub(crate) use calls::is_given_id;
 pub(crate) use events::Listening;
+pub(crate) use history::wall_ms;
+use kofm_site::core::{MAX_WATCH, View, millis};
+pub(crate) use kofm_site::ids::is_given_id;
+use kofm_site::input::Command;
+use kofm_site::rules::Principals;
 
 /// How long other sites may take for an answer that is not a long poll.
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
@@ -93,6 +87,8 @@ struct Inner {
     /// The port for other sites is reached from this machine only.
     local: bool,
     audit: Arc<Audit>,
+    /// Room for releases that wait for their sites.
+    late: Arc<Semaphore>,
     /// Principals of the site's last life.
     recalled: Principals,
     _state: Option<Arc<StateDir>>,
@@ -147,7 +143,7 @@ impl Site {
 
     /// Takes on a request, as `POST /v1/requests` does.
     pub async fn submit(&self, spec: Submit) -> Result<api::Request, api::Error> {
-        if let Some(seat) = spec.want.keys().find(|pool| gangs::is_seat(pool)) {
+        if let Some(seat) = spec.want.keys().find(|pool| is_seat(pool)) {
             return Err(api::Error::unknown_pool(seat));
         }
         self.submit_as(spec, false).await
@@ -231,14 +227,17 @@ impl Site {
     }
 
     /// Renews a lease.
+    ///
+    /// If the site that granted the lease is gone, this site takes the lease over. While it is not
+    /// certain whether the lease goes on, the answer is that the site is unreachable: try again.
     pub async fn renew(&self, id: &str) -> Result<api::Lease, api::Error> {
-        let answer = self.at_home(id, Call::Renew(id.to_owned())).await?;
+        let answer = self.at_home_or_here(id).await?;
         if let Answer::Lease(lease) = answer { Ok(*lease) } else { Err(nonsense()) }
     }
 
     /// Gives a lease back. Repeating it is harmless.
     pub async fn release(&self, id: &str) -> Result<(), api::Error> {
-        self.at_home(id, Call::Release(id.to_owned())).await.map(|_| ())
+        self.release_at_home(id).await
     }
 
     pub(crate) async fn release_request(&self, id: &str) -> Result<(), api::Error> {
@@ -269,7 +268,7 @@ impl Site {
         let (mut list, missing) = self.waiting().await?;
         if !list.is_empty() {
             let (leases, _) = self.leases().await?;
-            views::name_blockers(&mut list, &leases);
+            kofm_site::views::name_blockers(&mut list, &leases);
         }
         Ok((list, missing))
     }
@@ -294,36 +293,6 @@ impl Site {
         Ok((list, missing))
     }
 
-    /// What happened lately at all sites, to one pool or to all, oldest first.
-    pub async fn history(
-        &self,
-        pool: Option<&str>,
-        limit: usize,
-    ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
-        self.history_before(pool, limit, None).await
-    }
-
-    /// The same, before a place in the history.
-    pub(crate) async fn history_before(
-        &self,
-        pool: Option<&str>,
-        limit: usize,
-        before: Option<api::Place>,
-    ) -> Result<(Vec<api::Happening>, Vec<String>), api::Error> {
-        let call = Call::History { pool: pool.map(str::to_owned), limit, before };
-        let (mut list, missing) = self
-            .gather(
-                call,
-                |answer| {
-                    if let Answer::History(list) = answer { list } else { Vec::new() }
-                },
-            )
-            .await?;
-        list.sort_by_cached_key(api::Happening::place);
-        let skipped = list.len().saturating_sub(limit);
-        Ok((list.split_off(skipped), missing))
-    }
-
     /// The members as this site sees them.
     pub fn members(&self) -> Vec<api::Member> {
         let config = &self.0.config;
@@ -333,6 +302,9 @@ impl Site {
         let left = |moment: &Moment| millis(moment.since(now));
         let member = |site| view.members.contains_key(&site);
         let quarantine = |site| view.quarantined.get(&site).map(left);
+        let plan = view.plan();
+        let voter = |site| plan.is_some_and(|it| it.voters.contains_key(&site));
+        let draining = |site| plan.is_some_and(|it| it.draining.contains(&site));
         let mut list = vec![api::Member {
             site: config.site.clone(),
             number: config.me().0,
@@ -341,6 +313,8 @@ impl Site {
             incarnation: Some(view.incarnation.max(self.0.incarnation)),
             epoch,
             member: member(config.me()),
+            voter: voter(config.me()),
+            draining: draining(config.me()),
             lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, left)),
             quarantine_ms: quarantine(config.me()),
             trouble: view.trouble.clone().or_else(|| self.0.mesh.rival()),
@@ -363,6 +337,8 @@ impl Site {
                 incarnation: link.incarnation,
                 epoch,
                 member: member(link.peer),
+                voter: voter(link.peer),
+                draining: draining(link.peer),
                 lease_ms: None,
                 quarantine_ms: quarantine(link.peer),
                 trouble: link.broken.or(link.trouble),
@@ -376,13 +352,20 @@ impl Site {
     /// Whether this site may grant now: it does not stop, and is in the cluster's epoch with a
     /// lease that is good.
     pub fn may_grant(&self) -> bool {
-        self.0.view.borrow().granting && !self.0.draining.load(Ordering::Relaxed)
+        self.0.view.borrow().granting && !self.is_draining()
+    }
+
+    /// Whether this site takes no new requests: it stops, or an operator drained it.
+    fn is_draining(&self) -> bool {
+        let me = self.0.config.me();
+        let drained = |plan: &kofm_site::plan::Plan| plan.draining.contains(&me);
+        self.0.draining.load(Ordering::Relaxed) || self.0.view.borrow().plan().is_some_and(drained)
     }
 
     /// What is wrong with this site, or with others as it sees them.
     pub fn troubles(&self) -> Vec<String> {
         let mut list = Vec::new();
-        if self.0.draining.load(Ordering::Relaxed) {
+        if self.is_draining() {
             list.push("draining".to_owned());
         }
         list.extend(self.0.view.borrow().trouble.clone());
@@ -441,19 +424,9 @@ impl Site {
         self.0.desk.closed().await;
     }
 
-    /// Takes a site out of the cluster for good, with the next epoch.
-    pub async fn remove_member(&self, name: &str) -> Result<(), api::Error> {
-        let config = &self.0.config;
-        if !config.is_open() {
-            let text = "the members of this cluster are fixed by its configuration; sites come \
-                        and go in one that `kofm init` made, or with etcd";
-            return Err(api::Error::new(Code::Unsupported, text));
-        }
-        if config.voters.iter().any(|it| it == name) {
-            let text = format!("site {name} votes; a voter must not be removed");
-            return Err(api::Error::new(Code::Unsupported, text));
-        }
-        self.next_epoch(Call::Leave(name.to_owned())).await
+    /// Removes, replaces, drains or undrains a site, with the next epoch.
+    pub async fn change_member(&self, name: &str, change: MemberChange) -> Result<(), api::Error> {
+        self.next_epoch(Call::Member { name: name.to_owned(), change }).await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::{Cluster, Kind, PoolId, SiteId};
@@ -11,15 +12,17 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     Config, Durability, MAX_GANG, MAX_POOLS, MAX_ROTA, MAX_SEMAPHORES, MAX_SITE_LEASE, MAX_SITES,
-    MAX_UNITS, MIN_SITE_LEASE, Mistake, Mistakes, PoolConfig, ROTA, RotaConfig, SemaphoreConfig,
-    check_name, default_protocol, is_address, protocol_named, semaphore_protocol_named,
+    MAX_UNITS, MIN_HISTORY, MIN_SITE_LEASE, Mistake, Mistakes, PoolConfig, ROTA, RotaConfig,
+    SemaphoreConfig, check_name, default_protocol, is_address, protocol_named,
+    semaphore_protocol_named,
 };
 use crate::api::{Members, OnExpiry};
-use crate::engine::serves_rota;
+use crate::https::HttpsConfig;
 use crate::tls::TlsConfig;
+use kofm_site::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 21] = [
+const KEYS: [&str; 24] = [
     "cluster",
     "site",
     "members",
@@ -39,7 +42,10 @@ const KEYS: [&str; 21] = [
     "site_lease",
     "etcd",
     "durability",
+    "history_keep",
+    "history_max",
     "tls",
+    "https",
     "voters",
 ];
 
@@ -49,6 +55,18 @@ pub(super) fn read(text: &str) -> Result<Config, Mistakes> {
     let config = reader.config();
     reader.mistakes.sort_by_key(|mistake| mistake.line);
     if reader.mistakes.is_empty() { Ok(config) } else { Err(Mistakes(reader.mistakes)) }
+}
+
+/// Reads a size: `16MiB`, `1GiB`.
+fn bytes_of(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1_u64 << 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
 fn is_host(text: &str) -> bool {
@@ -104,6 +122,7 @@ impl Reader<'_> {
             None => default_protocol(),
         };
         config.tls = self.tls(table);
+        config.https = self.https(table);
         self.members(table, &mut config);
         self.voters(table, &mut config);
         self.failures(table, &mut config);
@@ -132,6 +151,20 @@ impl Reader<'_> {
         };
         let (ca, cert, key, ca_key) = (path("ca"), path("cert"), path("key"), path("ca_key"));
         Some(TlsConfig { ca: ca?, cert: cert?, key: key?, ca_key })
+    }
+
+    fn https(&mut self, table: &Table<'_>) -> Option<HttpsConfig> {
+        let https = self.table(table, "https")?;
+        self.unknown_keys(https, &["cert", "key"], "https");
+        let mut path = |key: &str| {
+            let path = self.string(https, key).map(PathBuf::from);
+            if path.is_none() {
+                self.wrong(span_of(table, "https"), format!("https: `{key}` must name a PEM file"));
+            }
+            path
+        };
+        let (cert, key) = (path("cert"), path("key"));
+        Some(HttpsConfig { cert: cert?, key: key? })
     }
 
     fn voters(&mut self, table: &Table<'_>, config: &mut Config) {
@@ -248,7 +281,7 @@ impl Reader<'_> {
             for (site, value) in list {
                 let want = value.get_ref().as_str().and_then(crate::api::parse_want);
                 let Some(want) = want else {
-                    let text = "what a member needs is written \"POOL:K\", more with commas";
+                    let text = "the units of a member must be written \"POOL:K\", more with commas";
                     self.wrong(value.span(), text);
                     continue;
                 };
@@ -350,6 +383,23 @@ impl Reader<'_> {
             if config.durability == Durability::Grant && !table.contains_key("state_dir") {
                 let text = "`state_dir` is missing: grants need a place on disk";
                 self.wrong(span_of(table, "durability"), text);
+            }
+        }
+        if let Some(text) = self.string(table, "history_keep") {
+            match crate::duration::parse(&text) {
+                Ok(age) if age >= Duration::from_hours(1) => config.history_keep = age,
+                Ok(_) | Err(_) => {
+                    let text = format!("history_keep: `{text}` must be a time from 1h on, as 400d");
+                    self.wrong(span_of(table, "history_keep"), text);
+                }
+            }
+        }
+        if let Some(text) = self.string(table, "history_max") {
+            if let Some(bytes) = bytes_of(&text).filter(|&bytes| bytes >= MIN_HISTORY) {
+                config.history_max = bytes;
+            } else {
+                let text = format!("history_max: `{text}` must be a size from 16MiB on, as 1GiB");
+                self.wrong(span_of(table, "history_max"), text);
             }
         }
         if let Some(value) = table.get("http_names") {

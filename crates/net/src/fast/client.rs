@@ -491,7 +491,7 @@ mod tests {
         let spec = Submit::default();
         let mut task = Box::pin(client.acquire(&spec));
         let number = tokio::select! {
-            _ = &mut task => panic!("nobody has answered"),
+            _ = &mut task => panic!("no answer"),
             number = peer.submitted() => number,
         };
         peer.answer(number, &granted("e")).await;

@@ -9,6 +9,8 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 
+use kofm_site::fast::Outbox as _;
+
 use super::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
 use crate::api::{Call, State};
 use crate::gate::Gate;
@@ -30,13 +32,8 @@ struct Answers {
     queued: BTreeMap<u64, u64>,
 }
 
-impl Outbox {
-    fn lock(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Answers the call of that number.
-    pub(crate) fn put(&self, number: u64, answer: &FastAnswer) {
+impl kofm_site::fast::Outbox for Outbox {
+    fn put(&self, number: u64, answer: &FastAnswer) {
         let mut answers = self.lock();
         if !matches!(answer, FastAnswer::Request { state: State::Queued, .. }) {
             answers.queued.remove(&number);
@@ -51,9 +48,7 @@ impl Outbox {
         }
     }
 
-    /// The call of that number waits, for a request with this key. Now and then it asks which of
-    /// them still do. False where the client is gone.
-    pub(crate) fn wait(&self, number: u64, key: u64, waits: impl Fn(u64) -> bool) -> bool {
+    fn wait(&self, number: u64, key: u64, waits: &dyn Fn(u64) -> bool) -> bool {
         let mut answers = self.lock();
         if answers.frames.closed {
             return false;
@@ -65,14 +60,18 @@ impl Outbox {
         true
     }
 
-    /// What the call of that number waits for, if it does.
-    pub(crate) fn waits_for(&self, number: u64) -> Option<u64> {
+    fn waits_for(&self, number: u64) -> Option<u64> {
         self.lock().queued.get(&number).copied()
     }
 
-    /// Whether the client is gone.
-    pub(crate) fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.lock().frames.closed
+    }
+}
+
+impl Outbox {
+    fn lock(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the answers that are there; says how many. If there are none, the next one wakes.
@@ -213,22 +212,22 @@ mod tests {
     fn what_still_waits_is_known_when_a_connection_ends() {
         let outbox = Outbox::default();
         for number in 0..4 {
-            outbox.wait(number, number + 10, |_| panic!("there are few"));
+            outbox.wait(number, number + 10, &|_| panic!("there are few"));
         }
         outbox.put(0, &request(State::Granted));
         outbox.put(1, &request(State::Queued));
         outbox.put(2, &FastAnswer::Done);
         assert_eq!(outbox.close(), [1, 3]);
         assert_eq!((outbox.waits_for(1), outbox.waits_for(2)), (Some(11), None));
-        outbox.wait(4, 14, |_| true);
-        assert_eq!(outbox.waits_for(4), None, "nobody would hear of it");
+        outbox.wait(4, 14, &|_| true);
+        assert_eq!(outbox.waits_for(4), None, "no client would receive it");
     }
 
     #[test]
     fn what_is_over_is_not_kept() {
         let outbox = Outbox::default();
         for number in 0..100_000 {
-            outbox.wait(number, number, |key| key % 1000 == 0);
+            outbox.wait(number, number, &|key| key % 1000 == 0);
             outbox.put(number, &request(State::Queued));
             assert!(outbox.lock().queued.len() <= 2 * MAX_OPEN);
         }

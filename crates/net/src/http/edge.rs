@@ -6,21 +6,17 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::header::{
-    CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{Method, Request as HttpRequest};
 use axum::middleware::Next;
-use axum::response::{Html, IntoResponse, Response};
-use kofm_core::SiteId;
+use axum::response::{IntoResponse, Response};
 
 use super::ApiError;
 use crate::access::Access;
 use crate::api::{Code, Error};
-use crate::random;
 use crate::site::Site;
 
-const DASHBOARD: &str = include_str!("dashboard.html");
 const HEALTH: HeaderName = HeaderName::from_static("kofm-health");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -144,7 +140,9 @@ pub(super) async fn edge(
 /// Query parameters of each path; others have none.
 fn parameters(path: &str) -> &'static [&'static str] {
     match path {
-        "/v1/leases" | "/v1/queue" | "/v1/history" => &["pool", "limit", "after"],
+        "/v1/leases" | "/v1/queue" => &["pool", "limit", "after"],
+        "/v1/history" => &["pool", "owner", "event", "since", "until", "limit", "after"],
+        "/v1/usage" => &["by", "since", "pool"],
         "/v1/members" => &["limit", "after"],
         "/v1/audit" => &["since", "principal", "pool", "limit", "verify"],
         _ if path.starts_with("/v1/requests/") => &["wait"],
@@ -167,16 +165,4 @@ pub(super) async fn known_query(request: HttpRequest<Body>, next: Next) -> Respo
     };
     let text = format!("unknown query parameter `{}`; {rule}", unknown.join("`, `"));
     ApiError(Error::new(Code::Malformed, text)).into_response()
-}
-
-/// The page for people. Only its own script runs in it, and no other page may frame it.
-pub(super) async fn dashboard() -> Response {
-    let nonce = random::id::<16>('n', SiteId(0));
-    let policy = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; \
-         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    );
-    let page = DASHBOARD.replace("<script>", &format!("<script nonce=\"{nonce}\">"));
-    let fixed = [(X_FRAME_OPTIONS, "DENY"), (REFERRER_POLICY, "no-referrer")];
-    (fixed, [(CONTENT_SECURITY_POLICY, policy)], Html(page)).into_response()
 }

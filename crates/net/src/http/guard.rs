@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use super::ApiError;
 use super::listen::Peer;
-use crate::api::{AuditEntry, Code, Error};
+use crate::api::{Code, Error, lease_name};
 use crate::gate::{Caller, Gate};
-use crate::rules::Verb;
+use kofm_site::rules::Verb;
 
 /// A list is at most this long when it is read again to take entries out.
 const MAX_LIST: usize = 256 << 20;
@@ -47,7 +47,7 @@ fn need(method: &Method, path: &str) -> Need {
         _ => "gang",
     };
     match (parts.as_slice(), read) {
-        (["health" | "members"], true) => Need::Nothing,
+        (["health" | "members" | "principal"], true) => Need::Nothing,
         (["requests" | "pre-reboot" | "steady-state" | "fast" | "events"], _) => Need::InHandler,
         (["leases" | "queue" | "history" | "usage" | "pools" | "semaphores" | "gangs"], true) => {
             Need::Filtered
@@ -85,7 +85,7 @@ pub(super) async fn guard(
         Ok(caller) => caller,
         Err(error) => {
             let object = shown(&path);
-            let entry = AuditEntry::new(None, &address, verb, &object, Vec::new(), "denied");
+            let entry = crate::audit::entry(None, &address, verb, &object, Vec::new(), "denied");
             gate.site.audit().note(entry);
             return refused(error);
         }
@@ -108,7 +108,7 @@ pub(super) async fn guard(
     if result == "denied" || !quiet {
         let (touched, who) = (caller.touched(), caller.name.as_deref());
         let object = if touched.is_empty() { shown(&path) } else { touched.join(",") };
-        let entry = AuditEntry::new(who, &address, verb, &object, touched, &result);
+        let entry = crate::audit::entry(who, &address, verb, &object, touched, &result);
         gate.site.audit().note(entry);
     }
     if filtered { filter(response, &caller).await } else { response }
@@ -165,7 +165,10 @@ fn verb_of(need: &Need, method: &Method, path: &str) -> &'static str {
 fn shown(path: &str) -> String {
     let path = path.trim_start_matches("/v1/");
     match path.strip_prefix("leases/") {
-        Some(id) => format!("leases/{}…", id.chars().take(9).collect::<String>()),
+        Some(id) => {
+            let name: String = lease_name(id).chars().take(200).collect();
+            format!("leases/{name}{}", if id.ends_with("/renew") { "/renew" } else { "" })
+        }
         None => path.chars().take(200).collect(),
     }
 }

@@ -32,24 +32,27 @@ pub(super) struct Asked<K> {
 }
 
 impl ListQuery {
-    /// Whether one page is asked for, and not the whole list.
-    pub(super) const fn is_paged(&self) -> bool {
-        self.limit.is_some() || self.after.is_some()
-    }
-
     /// The page that is asked for; none if the whole list is.
     pub(super) fn page<K: DeserializeOwned>(&self) -> Result<Option<Asked<K>>, Error> {
-        if self.limit == Some(0) {
-            let text = "limit: it is 0; it must be at least 1";
-            return Err(Error::new(Code::Malformed, text));
-        }
-        if !self.is_paged() {
-            return Ok(None);
-        }
-        let limit = self.limit.unwrap_or(MAX_PAGE).min(MAX_PAGE);
-        let after = self.after.as_deref().map(decode).transpose()?;
-        Ok(Some(Asked { limit, after }))
+        page_of(self.limit, self.after.as_deref())
     }
+}
+
+/// The page that a query asks for; none if it has neither a limit nor a cursor.
+pub(super) fn page_of<K: DeserializeOwned>(
+    limit: Option<usize>,
+    after: Option<&str>,
+) -> Result<Option<Asked<K>>, Error> {
+    if limit == Some(0) {
+        let text = "limit: it is 0; it must be at least 1";
+        return Err(Error::new(Code::Malformed, text));
+    }
+    if limit.is_none() && after.is_none() {
+        return Ok(None);
+    }
+    let limit = limit.unwrap_or(MAX_PAGE).min(MAX_PAGE);
+    let after = after.map(decode).transpose()?;
+    Ok(Some(Asked { limit, after }))
 }
 
 /// One page of a list that is ordered by its key, or all of it; and the sites that did not answer.

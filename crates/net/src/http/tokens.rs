@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Answer, App, Named, body, ok};
 use crate::api::{Code, CreateToken, Error, PutRules, TokenView};
 use crate::gate::Caller;
-use crate::rules::{Rule, Verb};
+use kofm_site::rules::{Rule, Verb};
 
 fn parse(texts: &[String]) -> Result<BTreeSet<Rule>, Error> {
     let rules = texts.iter().map(|text| text.parse::<Rule>());

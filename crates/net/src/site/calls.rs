@@ -8,10 +8,21 @@ use kofm_core::SiteId;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::input::Command;
 use super::{PEER_PATIENCE, Site, expect_request, stopped};
-use crate::api::{self, Answer, Call, Code};
+use crate::api::{self, Answer, Call, Code, Holder};
 use crate::fast::Outbox;
+use kofm_site::ids::home_of;
+use kofm_site::input::Command;
+use kofm_site::paper::LeasePaper;
+
+/// How long the site that has a lease is waited for, before the lease is presented here; a fifth of
+/// the site lease if that is less.
+const HOME_PATIENCE: Duration = Duration::from_secs(1);
+/// How often and for how long a release is delivered to a site that does not answer.
+const LATE_RELEASE: Duration = Duration::from_secs(1);
+const LATE_RELEASES: u32 = 600;
+/// Releases that wait for their sites.
+pub(super) const MAX_LATE: usize = 1000;
 
 impl Site {
     pub(super) fn command(&self, command: Command) {
@@ -31,7 +42,7 @@ impl Site {
             Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } | Call::Abandon(_) => {
                 return true;
             }
-            Call::Renew(id) | Call::Release(id) => home_of(id),
+            Call::Renew(id) | Call::Release(id) => self.home_of_lease(id),
             Call::Watch { id, .. } | Call::Cancel(id) if id.starts_with('R') => home_of(id),
             Call::Submit { .. }
             | Call::Reserve(_)
@@ -50,7 +61,7 @@ impl Site {
             | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
-            | Call::History { .. }
+            | Call::Ledger(_)
             | Call::IsIdle(_)
             | Call::Count(_)
             | Call::Plan { .. }
@@ -58,14 +69,14 @@ impl Site {
             | Call::PlanSemaphore { .. }
             | Call::Principal { .. }
             | Call::Holder(_)
-            | Call::Leave(_) => None,
+            | Call::Member { .. } => None,
         };
         home == Some(self.0.config.me()) || self.peers().next().is_none()
     }
 
     /// Calls that the core can answer alone; the answers go to the outbox.
     pub(crate) fn call_many(&self, list: Vec<(u64, Call)>, outbox: &Arc<Outbox>) {
-        self.command(Command::Calls { list, outbox: Arc::clone(outbox) });
+        self.command(Command::Calls { list, outbox: Arc::clone(outbox) as _ });
     }
 
     /// A call that another site may have to answer.
@@ -99,14 +110,14 @@ impl Site {
             | Call::Rota
             | Call::SetGang { .. }
             | Call::Join(_)
-            | Call::History { .. }
+            | Call::Ledger(_)
             | Call::IsIdle(_)
             | Call::Plan { .. }
             | Call::Quarantine { .. }
             | Call::PlanSemaphore { .. }
             | Call::Principal { .. }
             | Call::Holder(_)
-            | Call::Leave(_)) => self.call(call).await,
+            | Call::Member { .. }) => self.call(call).await,
         }
     }
 
@@ -131,11 +142,16 @@ impl Site {
 
     /// Asks all other sites at once; those that do not answer are left out.
     pub(super) async fn ask_all(&self, call: &Call) -> Vec<(SiteId, Answer)> {
+        self.ask_all_within(call, PEER_PATIENCE).await
+    }
+
+    /// The same, for answers that may take longer.
+    async fn ask_all_within(&self, call: &Call, patience: Duration) -> Vec<(SiteId, Answer)> {
         let peers = self.peers().filter(|&peer| self.0.mesh.is_up(peer));
         let tasks: Vec<_> = peers
             .map(|peer| {
                 let (site, call) = (self.clone(), call.clone());
-                (peer, tokio::spawn(async move { site.ask(peer, call, PEER_PATIENCE).await }))
+                (peer, tokio::spawn(async move { site.ask(peer, call, patience).await }))
             })
             .collect();
         let mut list = Vec::new();
@@ -152,14 +168,136 @@ impl Site {
         call: Call,
         part: impl Fn(Answer) -> Vec<T>,
     ) -> Result<(Vec<T>, Vec<String>), api::Error> {
-        let mut list = part(self.call(call.clone()).await?);
-        let answers = self.ask_all(&call).await;
+        self.gather_within(call, PEER_PATIENCE, part).await
+    }
+
+    pub(super) async fn gather_within<T>(
+        &self,
+        call: Call,
+        patience: Duration,
+        part: impl Fn(Answer) -> Vec<T>,
+    ) -> Result<(Vec<T>, Vec<String>), api::Error> {
+        let (own, answers) =
+            tokio::join!(self.call(call.clone()), self.ask_all_within(&call, patience));
+        let mut list = part(own?);
         let missing = self.peers().filter(|peer| answers.iter().all(|it| it.0 != *peer));
         let missing = missing.map(|peer| self.name_of(peer)).collect();
         for (_, answer) in answers {
             list.extend(part(answer));
         }
         Ok((list, missing))
+    }
+
+    /// Where a lease goes on: at the site that has adopted it, or at the one that granted it.
+    fn home_of_lease(&self, id: &str) -> Option<SiteId> {
+        let giver = home_of(id)?;
+        let view = self.0.view.borrow();
+        let Some(plan) = view.plan().filter(|_| !view.moved.is_empty()) else { return Some(giver) };
+        let paper = LeasePaper::read(id, &plan.key);
+        let moved = paper.and_then(|(giver, paper)| view.moved.get(&paper.lease(giver)).copied());
+        Some(moved.unwrap_or(giver))
+    }
+
+    /// Whose a lease is, as its id says.
+    pub(super) fn holder_by_id(&self, id: &str) -> Option<Holder> {
+        let view = self.0.view.borrow();
+        LeasePaper::read(id, &view.plan()?.key).map(|it| it.1.holder())
+    }
+
+    /// Sites that may have the lease of this name.
+    fn homes_of_name(&self, name: &str) -> BTreeSet<SiteId> {
+        let Some(giver) = home_of(name) else { return BTreeSet::new() };
+        let view = self.0.view.borrow();
+        let moved = view.moved.iter().filter(|it| it.0.giver == giver);
+        moved.map(|it| *it.1).chain([giver]).collect()
+    }
+
+    /// Releases a lease by its name, where it is.
+    async fn release_named(&self, name: &str) -> Result<(), api::Error> {
+        let call = Call::Release(name.to_owned());
+        let mut last = None;
+        for home in self.homes_of_name(name) {
+            let answer = if home == self.0.config.me() || !self.peers().any(|it| it == home) {
+                self.call(call.clone()).await
+            } else {
+                self.ask(home, call.clone(), PEER_PATIENCE).await
+            };
+            match answer {
+                Ok(_) => return Ok(()),
+                // A site that may have it and does not answer counts for more than one without it.
+                Err(error) if error.error == Code::UnknownRequest && last.is_some() => {}
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(stopped))
+    }
+
+    /// Renews a lease where it is; if that site does not answer, the lease is presented here.
+    pub(super) async fn at_home_or_here(&self, id: &str) -> Result<Answer, api::Error> {
+        let call = Call::Renew(id.to_owned());
+        let me = self.0.config.me();
+        if let Some(home) = self.home_of_lease(id).filter(|&home| home != me)
+            && self.0.mesh.is_up(home)
+        {
+            let patience = HOME_PATIENCE.min(self.0.config.site_lease / 5);
+            let there = self.ask(home, call.clone(), patience).await;
+            if !matches!(&there, Err(error) if error.error == Code::Unreachable) {
+                return there;
+            }
+        }
+        self.call(call).await
+    }
+
+    /// Releases a lease where it is. If that site is gone, the release is delivered when it is
+    /// back: nothing can be granted of its units before that.
+    pub(super) async fn release_at_home(&self, id: &str) -> Result<(), api::Error> {
+        if api::is_lease_name(id) {
+            return self.release_named(id).await;
+        }
+        let call = Call::Release(id.to_owned());
+        let me = self.0.config.me();
+        let home = self.home_of_lease(id).filter(|&home| home != me);
+        let Some(home) = home.filter(|home| self.peers().any(|peer| peer == *home)) else {
+            return self.call(call).await.map(|_| ());
+        };
+        if self.0.mesh.is_up(home) {
+            match self.ask(home, call.clone(), PEER_PATIENCE).await {
+                Err(error) if error.error == Code::Unreachable => {}
+                answer => return answer.map(|_| ()),
+            }
+        }
+        let genuine = {
+            let view = self.0.view.borrow();
+            let plan = view.record.as_ref().map(|record| &record.plan);
+            plan.is_some_and(|plan| LeasePaper::read(id, &plan.key).is_some())
+        };
+        let text = format!("site {} does not answer; try again", self.name_of(home));
+        let busy = || api::Error::new(Code::Unreachable, text);
+        if !genuine {
+            return Err(busy());
+        }
+        let permit = Arc::clone(&self.0.late).try_acquire_owned().map_err(|_| busy())?;
+        // It must not be presented any more; a renewal that came before may still be on its way.
+        self.call(call.clone()).await?;
+        let (inner, id) = (Arc::downgrade(&self.0), id.to_owned());
+        tokio::spawn(async move {
+            for _ in 0..LATE_RELEASES {
+                tokio::time::sleep(LATE_RELEASE).await;
+                let Some(site) = inner.upgrade().map(Site) else { break };
+                let home = site.home_of_lease(&id).unwrap_or(home);
+                let done = if home == site.0.config.me() {
+                    site.call(call.clone()).await.is_ok()
+                } else {
+                    site.0.mesh.is_up(home)
+                        && site.ask(home, call.clone(), PEER_PATIENCE).await.is_ok()
+                };
+                if done {
+                    break;
+                }
+            }
+            drop(permit);
+        });
+        Ok(())
     }
 
     /// Calls the site that a lease's id names.
@@ -260,15 +398,4 @@ impl Site {
         let (reply, _) = oneshot::channel();
         self.command(Command::Call { call, reply });
     }
-}
-
-/// Whether it is the id of a lease, which no client can guess, or of a request that a site made.
-pub(crate) fn is_given_id(id: &str) -> bool {
-    home_of(id).is_some()
-}
-
-/// The site whose id this is, if it is one that a site has made.
-pub(super) fn home_of(id: &str) -> Option<SiteId> {
-    let (home, _) = id.strip_prefix(['L', 'R'])?.split_once('-')?;
-    home.parse().ok().map(SiteId)
 }

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc};
 
-use super::core::Core;
-use super::input::{Command, Input};
-use super::keeper::News;
-use crate::boottime::{Alarm, Moment, Now};
+use crate::boottime::{Alarm, Moment, read};
 use crate::link::Event;
+use kofm_site::core::Core;
+use kofm_site::input::{Command, Input};
+use kofm_site::keeper::News;
 
 /// Commands that one who sits down carries out; then the site task goes on.
 const MAX_BATCH: usize = 64;
@@ -111,7 +111,7 @@ impl Desk {
         let _fall = Fall(&self.bell);
         for _ in 0..MAX_BATCH {
             let Some(command) = self.tray().commands.pop_front() else { break };
-            core.on_input(Now::read(), Input::Command(command));
+            core.on_input(read(), Input::Command(command));
         }
         drop(context);
         let early = match (core.next_timer(), seat.alarm) {
@@ -166,7 +166,7 @@ impl Desk {
             match self.seat.lock() {
                 Ok(mut seat) if !self.tray().closed => {
                     let Some(core) = &mut seat.core else { return };
-                    core.on_input(Now::read(), input);
+                    core.on_input(read(), input);
                     alarm.set(core.next_timer());
                     seat.alarm = alarm.rings();
                     self.work(seat);

@@ -9,9 +9,9 @@ use kofm_core::SiteId;
 use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 
-use super::core::MAX_WATCH;
 use super::{EVENTS, Inner, PEER_PATIENCE, Site};
 use crate::api::{Answer, Call, Happening};
+use kofm_site::core::MAX_WATCH;
 
 /// How long a site that does not answer is left alone.
 const AGAIN: Duration = Duration::from_secs(1);

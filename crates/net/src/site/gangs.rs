@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use tokio::time::timeout;
 
-use super::core::total;
 use super::{PEER_PATIENCE, Site, nonsense};
 use crate::api::{
     self, Answer, Call, Code, Gang, JoinCall, JoinGang, Joined, Members, PutGang, StartGang,
     Started, Submit,
 };
-use crate::config::{MAX_GANG, ROTA, SEAT, check_name};
+use crate::config::{MAX_GANG, ROTA, check_name};
+use kofm_site::core::total;
 
 impl Site {
     /// All gangs, and the sites that did not answer.
@@ -114,16 +114,28 @@ impl Site {
         let place = if self.in_rota(name) { Some(&spec.member) } else { members.keys().next() };
         let first = place.and_then(|first| self.0.config.number_of(first));
         let (member, token, run) = (spec.member, spec.token, spec.run);
-        let ttl = spec.ttl.unwrap_or(super::core::DEFAULT_TTL);
+        let ttl = spec.ttl.unwrap_or(kofm_site::core::DEFAULT_TTL);
         let (name, owner, leave) = (name.to_owned(), spec.owner, spec.leave);
-        let principal = spec.principal;
+        let (principal, code, confirm) = (spec.principal, spec.code, spec.confirm);
         let state = if leave { "done" } else { "gathering" }.to_owned();
         let echo = Joined::new(&name, &member, state, ttl);
         // Often enough that the member is heard of.
         let patience = spec.wait.unwrap_or_default().min(ttl / 3);
         let wait = !patience.is_zero();
-        let call =
-            JoinCall { name, members, member, token, run, ttl, owner, principal, leave, wait };
+        let call = JoinCall {
+            name,
+            members,
+            member,
+            token,
+            run,
+            ttl,
+            owner,
+            principal,
+            leave,
+            code,
+            confirm,
+            wait,
+        };
         let ask = async |call: JoinCall, patience| match first {
             Some(first) if first != self.0.config.me() => {
                 self.ask(first, Call::Join(call), patience).await
@@ -244,9 +256,4 @@ impl Site {
 fn unknown(name: &str) -> api::Error {
     let text = format!("there is no gang `{name}`; `kofm gang ls` lists them");
     api::Error::new(Code::UnknownGang, text)
-}
-
-/// Whether a pool is the seat of a site, which only gangs ask for.
-pub(super) fn is_seat(pool: &str) -> bool {
-    pool.starts_with(SEAT)
 }

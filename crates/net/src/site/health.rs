@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Site;
 use crate::api::{Health, Problem};
-use crate::rules::Principals;
+use kofm_site::rules::Principals;
 
 impl Site {
     /// The site's health in a word, as the header `kofm-health` carries it.
@@ -14,7 +14,7 @@ impl Site {
     }
 
     fn verdict_with(&self, missing: &[String]) -> String {
-        if self.0.draining.load(Ordering::Relaxed) {
+        if self.is_draining() {
             return "draining".to_owned();
         }
         let view = self.0.view.borrow();
@@ -40,9 +40,13 @@ impl Site {
         let mut add = |code: &str, message: String, action: &str| {
             problems.push(Problem { code: code.to_owned(), message, action: action.to_owned() });
         };
-        if self.0.draining.load(Ordering::Relaxed) {
+        if self.is_draining() {
             let text = format!("site {site} is draining: it takes no new requests");
-            add("draining", text, "send requests to another site, or start this one again");
+            add(
+                "draining",
+                text,
+                "send requests to another site; `kofm undrain` ends it, or a start of this site",
+            );
         }
         match view.verdict {
             Some("minority") => {
@@ -94,9 +98,10 @@ impl Site {
         names.filter(|name| !name.is_empty()).collect()
     }
 
-    /// Notes that clients from other machines reach this site, and whether they need no credential.
-    pub(crate) fn note_exposed(&self, open: bool) {
-        self.0.exposed.store(true, Ordering::Relaxed);
+    /// Notes that clients from other machines reach this site: whether they need no credential, and
+    /// whether they may speak HTTP without TLS.
+    pub(crate) fn note_exposed(&self, open: bool, plain: bool) {
+        self.0.exposed.fetch_or(plain, Ordering::Relaxed);
         self.0.unguarded.fetch_or(open, Ordering::Relaxed);
     }
 
@@ -123,7 +128,9 @@ impl Site {
         }
         if self.0.exposed.load(Ordering::Relaxed) {
             let text = format!("clients on other machines use site {site} without TLS");
-            list.push((text, "restrict the network that reaches the port of http"));
+            let action = "set [https] or [tls] and remove insecure = true, or restrict the network \
+                          of the port";
+            list.push((text, action));
         }
         if let Some(address) = self.peers_exposed() {
             let text = format!("site {site} links to the other sites without TLS, at {address}");

@@ -6,29 +6,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
-use crate::boottime::Moment;
+use crate::boottime::{Boottime, Moment};
 use crate::store::{Beat, Pulse, Record, Store, Swap};
-
-/// What the store says.
-#[derive(Debug)]
-pub(crate) enum News {
-    /// A beat that began then has succeeded.
-    Beat { began: Moment, pulses: Vec<Pulse> },
-    /// The store has this.
-    Decided(Record),
-    /// It does not answer, or does not agree.
-    Trouble(String),
-}
-
-/// What the site says of itself with every beat.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub epoch: u64,
-    pub incarnation: u64,
-    /// Not in an epoch: whoever waits is in a hurry.
-    pub hurry: bool,
-    pub note: Vec<u8>,
-}
+pub(super) use kofm_site::keeper::{News, Standing};
 
 /// Beats until the site is gone.
 pub(crate) async fn beat(
@@ -46,7 +26,7 @@ pub(crate) async fn beat(
         }
         let pulse = Pulse { site: site.clone(), incarnation, count, note: now.note };
         let began = Moment::now();
-        let event = match store.beat(now.epoch, pulse).await {
+        let event = match store.beat(now.record, pulse, now.listens).await {
             Ok(Beat::Steady(pulses)) => {
                 count += 1;
                 News::Beat { began, pulses }
@@ -59,7 +39,7 @@ pub(crate) async fn beat(
             return;
         }
         // The site has to take note of the epoch before the next beat can succeed.
-        let pause = if again || now.hurry { lease / 20 } else { lease / 5 };
+        let pause = if again || now.hurry { lease / 20 } else { lease / 10 };
         tokio::select! {
             () = sleep(pause) => {}
             changed = me.changed() => if changed.is_err() { return },

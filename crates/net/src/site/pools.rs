@@ -9,12 +9,13 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::core::return_first;
-use super::input::{Command, PoolState};
-use super::{PEER_PATIENCE, Site, View, gangs, nonsense, stopped};
+use super::{PEER_PATIENCE, Site, View, nonsense, stopped};
 use crate::api::{self, Answer, Call, Code, Usage, UsedUnit};
 use crate::config::{Config, MAX_POOLS, MAX_UNITS, PoolConfig, check_name, protocol_named};
-use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
+use kofm_site::config::is_seat;
+use kofm_site::core::return_first;
+use kofm_site::input::{Command, PoolState};
+use kofm_site::plan::{Plan, PlannedPool, PlannedSemaphore};
 
 /// How often a unit is looked for before it is said to be lost, and how long it has meanwhile to
 /// get from one site to another. In a busy pool it may well be under way each time but one.
@@ -46,7 +47,7 @@ impl Site {
         }
         drop(known);
         let mut list = count(pools, &all);
-        list.retain(|pool| !gangs::is_seat(&pool.name));
+        list.retain(|pool| !is_seat(&pool.name));
         list.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((list, missing))
     }
@@ -219,7 +220,10 @@ impl Site {
             if !self.view().members.keys().all(idle) {
                 let open = PlannedPool { closed: false, ..old.clone() };
                 self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
-                let text = format!("pool `{name}` is in use; try again when nobody holds or waits");
+                let text = format!(
+                    "pool `{name}` is in use; release its leases, or wait until they end, then try \
+                     again"
+                );
                 return Err(api::Error::new(Code::InUse, text));
             }
         }
@@ -252,7 +256,7 @@ impl Site {
 
     /// Removes a pool that nobody uses.
     pub async fn remove_pool(&self, name: &str) -> Result<(), api::Error> {
-        if gangs::is_seat(name) {
+        if is_seat(name) {
             return Err(api::Error::unknown_pool(name));
         }
         self.plan(name, None, true).await

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
 
 use super::Site;
-use super::calls::home_of;
 use crate::api::{self, Answer, Call, Code, Holder, MadeToken, TokenView};
-use crate::boottime::Moment;
-use crate::rules::{self, Principal, PrincipalChange, Principals, Rule};
+use crate::boottime::{Boottime, Moment};
+use kofm_site::ids::home_of;
+use kofm_site::rules::{self, Principal, PrincipalChange, Principals, Rule};
 
 /// How long a credential may wait until this site knows the cluster's rules again.
 const CATCH_UP: Duration = Duration::from_secs(2);
@@ -57,6 +57,9 @@ impl Site {
 
     /// Whose a lease or request is; nothing if no site has it.
     pub(crate) async fn holder(&self, id: &str) -> Result<Option<Holder>, api::Error> {
+        if let Some(holder) = self.holder_by_id(id) {
+            return Ok(Some(holder));
+        }
         let call = Call::Holder(id.to_owned());
         let answer = if id.starts_with('L') && home_of(id).is_some() {
             self.at_home(id, call).await
@@ -78,7 +81,7 @@ impl Site {
         rules: BTreeSet<Rule>,
     ) -> Result<MadeToken, api::Error> {
         self.check_rules(&rules)?;
-        let token = rules::make_token();
+        let token = crate::random::new_token();
         let made_ms = now_ms();
         let hash = rules::hash(token.as_bytes());
         let principal = Principal { hash, rules: rules.clone(), made_ms };

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use kofm_core::PoolId;
 
-use super::core::unknown_semaphore;
 use super::{Site, nonsense};
 use crate::api::{self, Answer, Call, Code, PutSemaphore, SemaphoreShare, TakeSpec, Taken};
 use crate::config::{DEFAULT_SEMAPHORE, SemaphoreConfig, check_name, semaphore_protocol_named};
-use crate::plan::PlannedSemaphore;
+use kofm_site::core::unknown_semaphore;
+use kofm_site::plan::PlannedSemaphore;
 
 impl Site {
     /// P: takes from a semaphore as soon as it is this call's turn and there are enough units.
@@ -83,7 +83,7 @@ impl Site {
         config: Option<&SemaphoreConfig>,
     ) -> Result<(), api::Error> {
         if old.is_some_and(|old| old.waiting > 0) {
-            let text = format!("semaphore `{name}` is in use; try again when nobody waits for it");
+            let text = format!("semaphore `{name}` is in use; try again when no P waits for it");
             return Err(api::Error::new(Code::InUse, text));
         }
         let semaphore = config.map(|config| PlannedSemaphore {

@@ -3,32 +3,35 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use kofm_core::SiteId;
+use kofm_core::voting::{DiskId, MAX_VOTERS, Wanted};
 use tokio::net::TcpListener;
-use tokio::sync::{broadcast, mpsc, watch};
+use tokio::sync::{Semaphore, broadcast, mpsc, watch};
 
-use super::core::{Change, Core, Doors, Note, Origin, View};
 use super::desk::Desk;
-use super::journal::Journal;
+use super::history::Kept;
 use super::keeper::{self, News};
-use super::tallies::Tallies;
 use super::{EVENTS, Inner, Site};
 use crate::audit::Audit;
-use crate::boottime::{Alarm, Moment, Now};
+use crate::boottime::{Alarm, Boottime, Moment, read};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
 use crate::incarnation::{IdentityError, StateDir};
 use crate::join::Registrar;
-use crate::link::{Answers, Caller, Identity, Lives, Mesh, Roster};
-use crate::plan::{self, Plan};
+use crate::ledger::{Ledger, Limits};
+use crate::link::{Answers, Callers, Identity, Lines, Lives, Mesh, Roster};
 use crate::random;
-use crate::rules::Principals;
 use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
 use crate::tls::Tls;
+use kofm_site::core::{Change, Core, Doors, Note, Origin, View};
+use kofm_site::journal::Journal;
+use kofm_site::plan::{self, Plan};
+use kofm_site::rules::Principals;
+use kofm_site::tallies::Tallies;
 
 /// Why a site does not start. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +74,7 @@ impl Site {
         let tls = tls_of(&config)?;
         let port = listener.as_ref().and_then(|it| it.local_addr().ok()).map_or(0, |it| it.port());
         let lives = Lives::new(&config.site, 0, port, config.site_lease);
-        if !config.voters.is_empty() {
+        if config.etcd.is_empty() && config.state_dir.is_some() && listener.is_some() {
             find_number(&mut config, &lives, tls.as_ref()).await?;
         }
         let site = Self::start_on(config, listener, None, lives, tls.as_ref())?;
@@ -155,6 +158,7 @@ impl Site {
             silence: config.site_lease,
             tls: tls.cloned(),
             roster: Arc::new(Sites(view.clone())),
+            moves: config.is_open(),
             registrar,
         };
         let dir = config.state_dir.as_deref();
@@ -162,44 +166,47 @@ impl Site {
         let numbered = peers
             .clone()
             .filter_map(|(name, it)| Some((config.number_of(name)?, (name.clone(), it.clone()))));
-        let others = if together.is_none() { callers(&config, &lives, tls) } else { Vec::new() };
+        let founders = founders(&config, together.is_some());
         let mut recalled = Principals::new();
         let ballots = if let Some(ballots) = together {
             ballots
         } else {
-            let mut own = Ballots::open(dir)?;
-            same_members(&config, own.recall())?;
-            if own.recall().epoch > 0
-                && let Ok(record) = plan::unpack(&own.recall().body)
+            let own = Ballots::open(dir)?;
+            same_members(&config, &own.known())?;
+            if own.known().epoch > 0
+                && let Ok(record) = plan::unpack(&own.known().body)
             {
                 recalled = record.plan.principals;
             }
             Arc::new(own)
         };
         let answers: Option<Arc<dyn Answers>> =
-            (!sole && config.etcd.is_empty() && config.votes()).then(|| Arc::clone(&ballots) as _);
+            (!sole && config.etcd.is_empty()).then(|| Arc::clone(&ballots) as _);
         let (mesh, links) = Mesh::start(identity, numbered.collect(), listener, answers);
         // Few: a site whose core hangs must not go on saying that it is well.
         let (news, news_receiver) = mpsc::channel(2);
         // Well below the lease: a voter that does not answer must not cost it.
         let patience = config.site_lease / 4;
         let store: Arc<dyn Store> = if config.etcd.is_empty() {
-            let (votes, me) = (config.votes(), config.me().0);
-            let voters = Voters::new(ballots, votes, others, me, incarnation, patience);
+            let life = (config.me().0, incarnation);
+            let callers = Arc::new(callers(&config, &lives, tls));
+            let ballots = Arc::clone(&ballots);
+            let voters = Voters::new(ballots, &config.site, founders, callers, life, patience);
             Arc::new(voters.unless_twin(Arc::clone(&lives)))
         } else {
             let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
             Arc::new(etcd.map_err(StartError::Config)?)
         };
-        let change = keep(&config, incarnation, store, news, view.clone(), state.clone());
+        let disk = ballots.disk();
+        let change = keep(&config, (incarnation, disk), store, news, view.clone(), state.clone());
         tokio::spawn(watch_membership(config.me(), view.subscribe(), lives));
         let events = broadcast::Sender::new(EVENTS);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
         let mut core = Core::new(
-            &config,
-            Origin { incarnation, now: Now::read(), seed: random::seed() },
-            Box::new(Arc::clone(&mesh)),
+            &config.core(),
+            Origin { incarnation, now: read(), seed: random::seed() },
+            Box::new(Lines(Arc::clone(&mesh))),
             events.clone(),
             change,
             journal,
@@ -208,9 +215,14 @@ impl Site {
             let (tallies, earlier) = Tallies::open(dir, incarnation)?;
             core.remember(tallies, earlier);
         }
+        let limits = Limits { bytes: config.history_max, age: config.history_keep };
+        let ledger = Ledger::open(dir, &config.site, limits)?;
+        let place = Arc::new(OnceLock::new());
+        core.keep_history(Box::new(Kept { ledger, desk: Arc::clone(&place) }));
         let audit = Arc::new(Audit::open(dir, &config.site)?);
         let alarm = Alarm::new()?;
         let desk = Arc::new(Desk::new(core));
+        place.set(Arc::downgrade(&desk)).ok();
         tokio::spawn(Arc::clone(&desk).attend(links, news_receiver, alarm));
         let inner = Arc::new(Inner {
             config,
@@ -228,6 +240,7 @@ impl Site {
             takers: AtomicU64::new(0),
             local,
             audit,
+            late: Arc::new(Semaphore::new(super::calls::MAX_LATE)),
             recalled,
             _state: state,
         });
@@ -250,11 +263,31 @@ impl Roster for Sites {
             plan.removed.contains(name) || plan.sites.values().any(|it| it.0 == name)
         })
     }
+
+    fn voters(&self) -> BTreeMap<String, String> {
+        let view = self.0.borrow();
+        let Some(plan) = view.plan() else { return BTreeMap::new() };
+        plan.voters.keys().filter_map(|site| plan.sites.get(site)).cloned().collect()
+    }
 }
 
 /// Tells whether this process is in the epoch, as long as the site lives.
 async fn watch_membership(me: SiteId, mut view: watch::Receiver<View>, lives: Arc<Lives>) {
+    let mut numbers: BTreeMap<String, SiteId> = BTreeMap::new();
     loop {
+        let now: Option<BTreeMap<String, SiteId>> = view
+            .borrow()
+            .plan()
+            .map(|plan| plan.sites.iter().map(|(&site, it)| (it.0.clone(), site)).collect());
+        // A site that was replaced is another one with the same name.
+        if let Some(now) = now.filter(|it| *it != numbers) {
+            for (name, site) in &numbers {
+                if now.get(name) != Some(site) {
+                    lives.forget(name);
+                }
+            }
+            numbers = now;
+        }
         let member = {
             let view = view.borrow_and_update();
             view.incarnation > 0 && view.members.get(&me) == Some(&view.incarnation)
@@ -274,7 +307,10 @@ fn same_members(config: &Config, known: &Record) -> Result<(), StartError> {
     }
     let record = plan::unpack(&known.body).map_err(StartError::Config)?;
     let sites: BTreeSet<&str> = record.plan.sites.values().map(|it| it.0.as_str()).collect();
-    if sites.iter().copied().eq(config.members.keys().map(String::as_str)) {
+    // Sites of the file that the record lacks were removed, or are about to be replaced. A record
+    // of one site is that of a single site, which no other can have left.
+    let alone = sites.len() == 1 && config.members.len() > 1;
+    if !alone && sites.iter().all(|it| config.members.contains_key(*it)) {
         return Ok(());
     }
     let sites: Vec<&str> = sites.into_iter().collect();
@@ -291,14 +327,25 @@ fn tls_of(config: &Config) -> Result<Option<Tls>, StartError> {
     config.tls.as_ref().map(load).transpose().map_err(StartError::Config)
 }
 
-/// Asks the other voters.
-fn callers(config: &Config, lives: &Arc<Lives>, tls: Option<&Tls>) -> Vec<Caller> {
-    let votes = |name: &String| config.voters.is_empty() || config.voters.contains(name);
-    let others = config.members.iter().filter(|(name, _)| **name != config.site && votes(name));
-    let caller = |(name, address): (&String, &String)| {
-        Caller::new(&config.cluster, name, address, Arc::clone(lives)).with_tls(tls.cloned())
+/// Asks other sites.
+fn callers(config: &Config, lives: &Arc<Lives>, tls: Option<&Tls>) -> Callers {
+    let configured = config.members.clone();
+    Callers::new(&config.cluster, Arc::clone(lives), tls.cloned(), configured)
+}
+
+/// The sites that decide on the first epoch: those of the file, or its `voters`; this one alone
+/// where all sites are in this process.
+fn founders(config: &Config, together: bool) -> BTreeMap<SiteId, (String, String)> {
+    let founds = |name: &String| {
+        let alone = together && *name == config.site;
+        let all = !together && config.voters.is_empty();
+        alone || all || config.voters.contains(name)
     };
-    others.map(caller).collect()
+    let founders = config.members.iter().filter(|it| founds(it.0));
+    let numbered = |(name, address): (&String, &String)| {
+        Some((config.number_of(name)?, (name.clone(), address.clone())))
+    };
+    founders.filter_map(numbered).collect()
 }
 
 /// Takes the members and their numbers from a record, if this site is in it.
@@ -311,7 +358,13 @@ fn place_in(config: &mut Config, record: &Record) -> Result<bool, String> {
         return Ok(false);
     }
     config.numbers = sites.iter().map(|(&it, site)| (site.0.clone(), it)).collect();
-    config.members = sites.into_values().collect();
+    let file = config.members.clone();
+    let own = |name: &String| *name == config.site || !config.is_open();
+    let address = |(name, address): (String, String)| {
+        let address = file.get(&name).filter(|_| own(&name)).cloned().unwrap_or(address);
+        (name, address)
+    };
+    config.members = sites.into_values().map(address).collect();
     Ok(true)
 }
 
@@ -322,39 +375,64 @@ async fn find_number(
     lives: &Arc<Lives>,
     tls: Option<&Tls>,
 ) -> Result<(), StartError> {
-    let mut own = Ballots::open(config.state_dir.as_deref())?;
-    let known = own.recall().clone();
+    let dir = config.state_dir.clone().unwrap_or_default();
+    let fresh = !dir.join("promises").exists();
+    if fresh && config.is_open() && config.votes() {
+        let site = &config.site;
+        let text = format!(
+            "state_dir {} has no votes, and site {site} cannot found the cluster again: if its \
+             disk was lost, run `kofm member replace {site}` at another site, and there `kofm \
+             invite`; here `kofm join CODE --site {site}`",
+            dir.display()
+        );
+        return Err(StartError::Config(text));
+    }
+    // A lock on the directory comes later; nothing is decided here.
+    let known = Ballots::open(Some(&dir))?.known();
+    same_members(config, &known)?;
     if place_in(config, &known).map_err(StartError::Config)? {
         return Ok(());
     }
-    if config.votes() {
-        if known.epoch > 0 {
-            let text = format!("site `{}` was removed from the cluster", config.site);
-            return Err(StartError::Config(text));
-        }
+    if known.epoch > 0 {
+        let text = format!("site `{}` was removed from the cluster", config.site);
+        return Err(StartError::Config(text));
+    }
+    if config.is_open() && config.votes() {
         return Ok(());
     }
     let patience = config.site_lease / 4;
-    let (me, others) = (Arc::new(Ballots::open(None)?), callers(config, lives, tls));
-    let store = Voters::new(me, false, others, u16::MAX, 0, patience);
-    find_place(config, &store).await
+    let (me, callers) = (Arc::new(Ballots::open(None)?), callers(config, lives, tls));
+    let mut founders = founders(config, false);
+    founders.retain(|_, it| it.0 != config.site);
+    let store = Voters::new(me, "", founders, Arc::new(callers), (u16::MAX, 0), patience);
+    if config.is_open() {
+        return find_place(config, &store).await;
+    }
+    // Where members are listed, this may be the first start of all, or that of a new disk in a
+    // cluster that runs.
+    if let Some(record) = store.seek(&Arc::default()).await {
+        place_in(config, &record).map_err(StartError::Config)?;
+    }
+    Ok(())
 }
 
 /// Asks the store for the number of this site, and has it given one where it is new.
 async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartError> {
     let address = config.members.get(&config.site).cloned().unwrap_or_default();
-    let note = postcard::to_stdvec(&Note { address }).unwrap_or_default();
-    let mut epoch = 0;
+    let note = Note { address, ..Note::default() };
+    let note = postcard::to_stdvec(&note).unwrap_or_default();
+    let mut known = Arc::new(Record::default());
     for count in 0.. {
         let (site, note) = (config.site.clone(), note.clone());
         let pulse = Pulse { site, incarnation: 0, count, note };
-        match store.beat(epoch, pulse).await {
+        match store.beat(Arc::clone(&known), pulse, false).await {
             // There is no epoch yet: all begin with what they were told.
-            Ok(Beat::Steady(_)) if epoch == 0 && config.voters.is_empty() => return Ok(()),
+            Ok(Beat::Steady(_)) if known.epoch == 0 && config.voters.is_empty() => return Ok(()),
             Ok(Beat::Steady(_)) => {}
             Ok(Beat::Moved(record)) => {
-                epoch = record.epoch;
+                let epoch = record.epoch;
                 let placed = place_in(config, &record);
+                known = Arc::new(record);
                 if placed.map_err(|why| StartError::Config(format!("the store: {why}")))? {
                     return Ok(());
                 }
@@ -370,15 +448,22 @@ async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartE
 /// Starts the tasks that talk to the store.
 fn keep(
     config: &Config,
-    incarnation: u64,
+    (incarnation, disk): (u64, DiskId),
     store: Arc<dyn Store>,
     news: mpsc::Sender<News>,
     running: watch::Sender<View>,
     state: Option<Arc<StateDir>>,
 ) -> Change {
-    let note = Note { address: config.members[&config.site].clone() };
+    let note = Note { address: config.members[&config.site].clone(), disk };
     let note = postcard::to_stdvec(&note).unwrap_or_default();
-    let standing = keeper::Standing { epoch: 0, incarnation, hurry: true, note };
+    let standing = keeper::Standing {
+        record: Arc::default(),
+        incarnation,
+        hurry: true,
+        nudge: 0,
+        note,
+        listens: true,
+    };
     let (me, watched) = watch::channel(standing);
     let (proposals, offered) = mpsc::channel(4);
     let (lease, name) = (config.site_lease, config.site.clone());
@@ -387,6 +472,19 @@ fn keep(
     let joinable = config.is_open();
     let sole = running.borrow().sole;
     let whole = sole && state.is_none();
-    let doors = Doors { me, proposals, running, state, joinable, sole, whole };
-    Change::new(config.me(), incarnation, Moment::now(), Plan::first(config), lease, doors)
+    let wanted = (!sole && config.etcd.is_empty()).then(|| {
+        let listed = !config.is_open() && config.members.len() <= MAX_VOTERS;
+        if listed { Wanted::All } else { Wanted::Automatic }
+    });
+    let doors = Doors {
+        me,
+        proposals,
+        running,
+        state: state.map(|it| it as _),
+        joinable,
+        wanted,
+        sole,
+        whole,
+    };
+    Change::new(config.me(), incarnation, Moment::now(), Plan::first(&config.core()), lease, doors)
 }

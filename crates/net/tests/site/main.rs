@@ -5,9 +5,11 @@ mod change;
 mod drain;
 mod edge;
 mod fast;
+mod names;
 mod pages;
 mod rejoin;
 mod rights;
+mod usage;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -179,14 +181,14 @@ async fn blockers_are_named_wherever_they_are() {
     assert_eq!(blocker.owner.as_deref(), Some("alice"), "{bob:?}");
     assert_eq!(blocker.reason.as_deref(), Some("training"));
     assert_eq!((blocker.site.as_str(), blocker.units), ("s0", 2));
-    assert_eq!(blocker.lease, alice.lease.as_ref().map(|lease| lease.id.clone()));
+    assert_eq!(blocker.lease, alice.lease.as_ref().map(|lease| lease.name.clone()));
     let carol = sites[0].watch(&carol.id, Duration::ZERO).await.unwrap();
     assert_eq!(carol.position, Some(2), "{carol:?}");
     let (queue, _) = sites[1].queue().await.unwrap();
     let named = |place: usize| queue[place].blocked_by.iter().map(|it| it.owner.as_deref());
     assert!(named(0).eq([Some("alice")]), "{queue:?}");
     assert!(named(1).eq([Some("alice"), Some("bob")]), "{queue:?}");
-    assert_eq!(queue[1].blocked_by[0].lease, alice.lease.as_ref().map(|lease| lease.id.clone()));
+    assert_eq!(queue[1].blocked_by[0].lease, alice.lease.as_ref().map(|lease| lease.name.clone()));
 
     let lease = alice.lease.unwrap();
     sites[2].release(&lease.id).await.unwrap();
@@ -297,7 +299,7 @@ async fn a_guard_of_the_client_is_renewed_until_it_is_dropped() {
     let spec = Submit { ttl: Some(Duration::from_millis(300)), ..want(&[("gpu", 1)]) };
     let guard = client.acquire(&spec).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert_eq!(site.leases().await.unwrap().0[0].id, guard.lease().id);
+    assert_eq!(site.leases().await.unwrap().0[0].name, guard.lease().name);
     drop(guard);
     all_free(&site).await;
 }
@@ -323,7 +325,8 @@ async fn http_answers_as_the_contract_says() {
     assert_eq!((queued.0, queued.1["state"].as_str()), (202, Some("queued")));
     let id = queued.1["id"].as_str().unwrap();
     let seen = call(0, "GET", &format!("/v1/requests/{id}"), "").await;
-    assert_eq!(seen.1["blocked_by"][0]["lease"].as_str(), Some(lease.as_str()), "{}", seen.1);
+    let name = &granted["lease"]["name"];
+    assert_eq!(seen.1["blocked_by"][0]["lease"], *name, "{}", seen.1);
     for (method, path, body, status, code) in [
         ("POST", "/v1/requests", r#"{"want":{"gpu":9}}"#, 409, "infeasible"),
         ("POST", "/v1/requests", r#"{"want":{"gpu":1},"wait":"0"}"#, 409, "busy"),
