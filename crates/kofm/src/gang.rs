@@ -4,20 +4,20 @@
 //! once for each; where they are not, it is started on each member's machine with `--as`, and those
 //! meet at the site of the first member.
 
+mod apart;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hyper::Method;
-use kofm_net::api::{
-    self, Code, GangMembers, JoinGang, Joined, PutGang, StartGang, Started, State, Want,
-};
+use kofm_net::api::{self, Code, GangMembers, PutGang, StartGang, Started, State, Want};
 use kofm_net::client::{Client, ClientError};
-use kofm_net::{Moment, duration};
+use kofm_net::{Boottime, Moment, duration};
 use rustix::process::Pid;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::acquire::{answered, given_up, owner, settled};
+use crate::acquire::{answered, owner, settled};
 use crate::ask::Server;
 use crate::exit::{BUSY, Exit, INFEASIBLE, LOST, TIMEOUT, UNREACHABLE, USAGE};
 use crate::output::{say, tell};
@@ -25,16 +25,12 @@ use crate::run::{End, GuardLink, Signals, Word, give_back, start_guard, told};
 use crate::tables::{print_json, table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long a member that waits for others waits for news of them in one call.
-const NEWS: Duration = Duration::from_secs(10);
-/// How soon it asks again whether an earlier run of its gang is over.
-const ASK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Gang {
-    /// Make a gang, or give it other members
+    /// Create a gang, or change its members
     Set(Set),
-    /// Run a command at each member, when and only when all have everything
+    /// Run a command at each member once all have all their units
     #[command(after_help = RUNS)]
     Run(Run),
     /// List gangs
@@ -47,8 +43,8 @@ const RUNS: &str = "\
 The members' units and the members themselves are one demand: all of it is
 granted, or nothing. A member takes part in one gang at a time. The command
 runs once for each member, with KOFM_MEMBER (the site), KOFM_GANG, and of its
-own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. Everything is given
-back when the last one has ended. When one fails, or a member is lost, all are
+own share KOFM_UNITS_<POOL>, KOFM_LEASE and KOFM_FENCE. All units are released
+when the last one has ended. When one fails, or a member is lost, all are
 stopped.
 
 Sites never run commands. On a cluster in one process (`kofm up`), or with
@@ -66,14 +62,22 @@ Examples, for a cluster in one process:
   kofm gang set pair --member s0=gpu:1 --member s1=gpu:1,licence:1
   kofm gang run pair -- sh -c 'echo $KOFM_MEMBER has $KOFM_UNITS_GPU'
 
-Exit code 0 where all ended with 0, otherwise that of the first that did not;
-76 a member or the lease was lost, 75 busy (--wait 0), 124 --wait ran out, 65
-unknown or infeasible.";
+With --as, no command starts before the clients of all members have confirmed
+that they can start theirs. If a client or its site is lost before that, none
+starts, and the others wait for that member again. Each waits until all have
+ended. A member that is lost after the last confirmation, before its own
+command starts, cannot keep the others from starting: they are stopped when it
+is missed, after --ttl at the latest, and end with 76. Gangs of the rota have
+the barriers of their algorithm instead, and end with their own codes.
+
+Exit code, the same at every member: 0 if all ended with 0, otherwise that of
+the first that did not; 76 a member or the lease was lost, 75 busy (--wait 0),
+124 --wait ran out, 65 unknown or infeasible.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
     name: String,
-    /// A member and what it needs; repeat for each member. SITE= alone needs nothing but the member
+    /// A member and its units; repeat for each member. SITE= alone needs no units
     #[arg(long = "member", value_name = "SITE=POOL:K[,POOL:K]", required = true)]
     members: Vec<String>,
     #[command(flatten)]
@@ -86,22 +90,22 @@ pub(crate) struct Set {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     name: String,
-    /// Run only this member here; the others are run elsewhere, and all meet
+    /// Run only this member; the other members are started on their own machines
     #[arg(long = "as", value_name = "SITE", conflicts_with = "here")]
     member: Option<String>,
     /// Run all members on this machine
     #[arg(long)]
     here: bool,
-    /// How long to wait at most; 0 tries once [default: for ever]
+    /// Time to wait at most; 0 tries once [default: forever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     wait: Option<Duration>,
-    /// How long the lease lives without a renewal
+    /// Time for which the lease lasts without a renewal
     #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration::parse)]
     ttl: Duration,
-    /// Who asks, shown to others (default: user@host)
+    /// Owner, shown to others (default: user@host)
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
-    /// How long commands are given between TERM and KILL, at most a quarter of the ttl
+    /// Time between TERM and KILL, at most a quarter of the ttl
     #[arg(long, value_name = "DUR", default_value = "5s", value_parser = duration::parse)]
     kill_grace: Duration,
     #[command(flatten)]
@@ -159,7 +163,12 @@ impl Set {
         for text in &self.members {
             let (site, want) = member(text)?;
             if members.insert(site.clone(), want).is_some() {
-                return Err(Exit::new(INFEASIBLE, format!("member {site} stands there twice")));
+                return Err(Exit::new(
+                    INFEASIBLE,
+                    format!(
+                        "--member {site} is given twice; write each site once, with all its pools"
+                    ),
+                ));
             }
         }
         let spec = PutGang { members: GangMembers(members) };
@@ -335,145 +344,6 @@ impl Run {
             Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
             None => end,
         })
-    }
-
-    // One member here, the others elsewhere.
-
-    async fn run_one(&self, client: &Client, member: &str) -> Result<u8, Exit> {
-        let mut bytes = [0; 16];
-        std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
-        let mut spec = JoinGang {
-            member: member.to_owned(),
-            token: format!("{:032x}", u128::from_le_bytes(bytes)),
-            run: None,
-            ttl: Some(self.ttl),
-            owner: Some(self.who()),
-            leave: false,
-            wait: None,
-            principal: None,
-        };
-        let mut signals = Signals::new()?;
-        let met = self.meet(client, &mut spec, &mut signals).await;
-        let held = match met {
-            Ok((joined, sent)) => self.hold_one(client, &spec, &joined, sent, &mut signals).await,
-            Err(exit) => Err(exit),
-        };
-        let end = held.unwrap_or_else(End::before_start);
-        if end.over {
-            (spec.leave, spec.wait) = (true, None);
-            // A member that does not say so is missed soon enough.
-            self.join(client, &spec).await.ok();
-        } else {
-            tell("kofm: not leaving, for the command may still run; it will be missed");
-        }
-        end.code
-    }
-
-    async fn join(&self, client: &Client, spec: &JoinGang) -> Result<Joined, ClientError> {
-        let path = format!("/v1/gangs/{}/join", self.name);
-        client.call(Method::POST, &path, Some(spec), PATIENCE).await
-    }
-
-    /// Waits until all members are there and have everything; says when the last word was sent.
-    async fn meet(
-        &self,
-        client: &Client,
-        spec: &mut JoinGang,
-        signals: &mut Signals,
-    ) -> Result<(Joined, Moment), Exit> {
-        path(&self.name)?;
-        let since = Moment::now();
-        let mut said = String::new();
-        loop {
-            let sent = Moment::now();
-            let joined = tokio::select! {
-                joined = self.join(client, spec) => joined,
-                number = signals.next() => return Err(given_up(number)),
-            };
-            let left = self.wait.map(|wait| wait.saturating_sub(Moment::now().since(since)));
-            let mut pause = Duration::ZERO;
-            match joined {
-                // Its time counts from when it asked: it asks once more without waiting.
-                Ok(joined) if joined.state == "running" => match spec.wait.take() {
-                    Some(_) => continue,
-                    None => return Ok((joined, sent)),
-                },
-                Ok(joined) => {
-                    // The next answer comes when there is news.
-                    spec.wait = Some(left.unwrap_or(NEWS).min(NEWS));
-                    let text = match joined.missing.as_slice() {
-                        [] if joined.state == "waiting" => "waiting for its turn".to_owned(),
-                        [] => "all members are there; waiting for their units".to_owned(),
-                        missing => format!("waiting for {}", missing.join(", ")),
-                    };
-                    if text != said {
-                        tell(&text);
-                        said = text;
-                    }
-                }
-                Err(ClientError::Refused(error)) if error.error == Code::InUse => pause = ASK,
-                Err(error) => return Err(error.into()),
-            }
-            if let Some(wait) = self.wait.filter(|_| left == Some(Duration::ZERO)) {
-                let code = if wait.is_zero() { BUSY } else { TIMEOUT };
-                let text = format!("not started within {}", duration::show(wait));
-                return Err(Exit::new(code, text));
-            }
-            tokio::select! {
-                () = sleep(pause) => {}
-                number = signals.next() => return Err(given_up(number)),
-            }
-        }
-    }
-
-    async fn hold_one(
-        &self,
-        client: &Client,
-        spec: &JoinGang,
-        joined: &Joined,
-        sent: Moment,
-        signals: &mut Signals,
-    ) -> Result<End, Exit> {
-        let spec = JoinGang { run: Some(joined.run.clone()), ..spec.clone() };
-        let (lease, fence) = (joined.lease.clone().unwrap_or_default(), joined.fence.unwrap_or(0));
-        let env = Self::env(&joined.gang, &joined.member, told(&lease, fence, &joined.units));
-        let mut guard = start_guard(&self.command, &env).await?;
-        let left = |joined: &Joined| Duration::from_millis(joined.expires_in_ms);
-        let ttl = Duration::from_millis(joined.ttl_ms).min(left(joined));
-        guard.until(sent.after(ttl), ttl, self.kill_grace).await;
-        // A moment, not a pause: signals that come often must not put it off.
-        let mut next = Instant::now() + ttl / 3;
-        let mut lost = None;
-        loop {
-            tokio::select! {
-                word = guard.word() => {
-                    let Some(end) = guard.ended(word, &[]) else { continue };
-                    return Ok(match lost {
-                        Some(message) => End { code: Err(Exit::new(LOST, message)), ..end },
-                        None => end,
-                    });
-                }
-                word = signals.word() => guard.say(&word).await,
-                () = sleep_until(next), if lost.is_none() => {
-                    let sent = Moment::now();
-                    let mut pause = (ttl / 20).max(Duration::from_millis(20));
-                    match timeout(ttl / 3, self.join(client, &spec)).await {
-                        Ok(Ok(joined)) => {
-                            guard.until(sent.after(left(&joined)), ttl, self.kill_grace).await;
-                            pause = ttl / 3;
-                        }
-                        Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
-                            tell(&format!("kofm: {}; stopping this member", error.message));
-                            guard.lost().await;
-                            lost = Some(error.message);
-                        }
-                        Ok(Err(error)) => tell(&format!("kofm: not heard: {error}")),
-                        Err(_) => {}
-                    }
-                    next = Instant::now() + pause;
-                }
-            }
-        }
     }
 }
 

@@ -67,7 +67,7 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
         let mut command = cluster.command(site, &args);
         command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let mut first = member(0, "touch first; test -e second || sleep 60");
+    let mut first = member(0, "touch first; until test -e second; do sleep 0.1; done");
     until("it waits for the other", || {
         let queue = cluster.json(1, &["gang", "ls", "--json"]);
         queue[0]["state"] == "idle"
@@ -76,8 +76,7 @@ fn members_on_their_own_sites_meet_and_a_lost_one_stops_the_rest() {
     let mut second = member(1, "touch second; until test -e first; do sleep 0.1; done");
     until("both run", || dir.join("first").exists() && dir.join("second").exists());
     assert_eq!(exit_code(&mut second), 0);
-    first.kill().unwrap();
-    first.wait().unwrap();
+    assert_eq!(exit_code(&mut first), 0);
     cluster.all_free("gpu");
 
     let first = member(0, "touch third; sleep 60");
@@ -193,7 +192,7 @@ fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
     cluster.members(1, 3);
     let again = [member(&cluster, "night", 1, alone), member(&cluster, "night", 2, alone)];
     for mut child in again {
-        assert_eq!(exit_code(&mut child), 0, "it begins anew");
+        assert_eq!(exit_code(&mut child), 0, "it starts again");
     }
     std::fs::remove_dir_all(dir).unwrap();
 }
@@ -236,7 +235,7 @@ fn nonsense_is_refused_with_its_reason() {
     let cases: [(&[&str], &str); 6] = [
         (&["--member", "s9=gpu:1"], "there is no site `s9`"),
         (&["--member", "s0=tpu:1"], "there is no pool `tpu`"),
-        (&["--member", "s0=gpu:1", "--member", "s0=gpu:1"], "stands there twice"),
+        (&["--member", "s0=gpu:1", "--member", "s0=gpu:1"], "is given twice"),
         (&["--member", "s0=gpu:3"], "which has 2"),
         (&["--member", "s0=gpu:1", "--member", "s1=gpu:2"], "3 units of pool `gpu` together"),
         (&["--member", "s0=gpu:0"], "write SITE=POOL:K"),
