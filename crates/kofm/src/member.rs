@@ -182,7 +182,8 @@ impl Files<'_> {
         }
         let _written = write!(
             text,
-            "# The sites that decide who is in the cluster. Others come and go.\n\
+            "# The sites that are asked first. Those that vote change as sites come and\n\
+             # go: `kofm members` shows them.\n\
              voters = [{}]\n\n\
              [tls]\nca = {:?}\ncert = {:?}\nkey = {:?}\n",
             names.join(", "),
@@ -274,6 +275,9 @@ impl Init {
             key: &key,
         }
         .write()?;
+        let state = dir.join("state");
+        kofm_net::join::found(&state)
+            .map_err(|error| Exit::new(SYSTEM, format!("{}: {error}", state.display())))?;
         say_line(&format!("cluster {}, site {site}: {}", self.cluster, path.display()));
         let option = if self.dir.dir.is_some() {
             format!(" --dir {}", dir.display())
@@ -281,11 +285,13 @@ impl Init {
             String::new()
         };
         say_line(&format!(
-            "\nnext:\n  kofm serve --config {}\n  export KOFM_ADDR=http://{http}   # and elsewhere \
-             KOFM_TOKEN, from {}\n  kofm pool set gpu --units 4\n  kofm invite{option}   # \
-             prints a code; then, on \
-             another machine: kofm join CODE",
+            "\nnext:\n  kofm serve --config {}\n  \
+             export KOFM_ADDR=http://{http}   # on this machine\n  \
+             export KOFM_CA={}   # for https://\n  export KOFM_TOKEN=$(cat {})   # elsewhere\n  \
+             kofm pool set gpu --units 4\n  \
+             kofm invite{option}   # prints a code; then, on another machine: kofm join CODE",
             path.display(),
+            dir.join("ca.pem").display(),
             dir.join("admin.token").display(),
         ));
         Ok(())
@@ -294,7 +300,7 @@ impl Init {
 
 const INVITE_EXAMPLES: &str = "\
 Examples:
-  kofm invite                # a code that is good once, for an hour
+  kofm invite                # a code for one use, within an hour
   kofm invite --expires 10m
 
 Run it on the machine where `kofm init` was run; its site must run, too.";
@@ -302,7 +308,7 @@ Run it on the machine where `kofm init` was run; its site must run, too.";
 #[derive(Debug, Args)]
 #[command(after_help = INVITE_EXAMPLES)]
 pub(crate) struct Invite {
-    /// How long the code is good
+    /// Time until the code expires
     #[arg(long, default_value = "1h", value_parser = kofm_net::duration::parse)]
     expires: Duration,
     #[command(flatten)]
@@ -417,6 +423,41 @@ pub(crate) enum Member {
     Ls(Ls),
     /// Remove a site from the cluster for good
     Rm(Rm),
+    /// Give up a site that is gone with its disk, and take its name back
+    Replace(Rm),
+}
+
+/// Let a site take no new requests, and move its vote
+#[derive(Debug, Args)]
+#[command(after_help = "Its leases stay until they end. `kofm undrain` takes it back.")]
+pub(crate) struct Drain {
+    #[command(flatten)]
+    of: Rm,
+}
+
+impl Drain {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        change(&self.of, "drain", "takes no new requests")
+    }
+}
+
+/// Let a drained site take requests again
+#[derive(Debug, Args)]
+pub(crate) struct Undrain {
+    #[command(flatten)]
+    of: Rm,
+}
+
+impl Undrain {
+    pub(crate) fn run(self) -> Result<(), Exit> {
+        change(&self.of, "undrain", "takes requests again")
+    }
+}
+
+fn change(Rm { site, server }: &Rm, change: &str, told: &str) -> Result<(), Exit> {
+    ask::change_member(server, site, change)?;
+    tell(&format!("site {site} {told}"));
+    Ok(())
 }
 
 #[derive(Debug, Args)]
@@ -438,6 +479,13 @@ impl Member {
         match self {
             Self::Ls(ls) => ls.members.run(),
             Self::Rm(Rm { site, server }) => ask::Members::removing(server, site).run(),
+            Self::Replace(of) => change(
+                &of,
+                "replace",
+                "is given up: for a new machine, run `kofm invite` at a site with the \
+                 authority's key and `kofm join CODE --site NAME` there; with the same files and \
+                 an empty state_dir, start it again",
+            ),
         }
     }
 }
