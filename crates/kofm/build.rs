@@ -13,10 +13,13 @@ fn git(args: &[&str]) -> Option<String> {
 fn main() {
     println!("cargo::rerun-if-env-changed=KOFM_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    let told = std::env::var("KOFM_COMMIT").ok().filter(|commit| !commit.is_empty());
+    if let Some(told) = std::env::var("KOFM_COMMIT").ok().filter(|commit| !commit.is_empty()) {
+        println!("cargo::rustc-env=KOFM_COMMIT={told}");
+        return;
+    }
     // A package of this crate that is built inside another repository is not of that one's commit.
     let ours = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
-    let commit = told.or_else(|| git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| ours));
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| ours);
     if ours && let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         // The log of HEAD changes with each commit and each checkout.
         if Path::new(&log).exists() {

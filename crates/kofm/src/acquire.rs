@@ -19,19 +19,19 @@ pub(crate) struct Demand {
     /// Units: POOL or POOL:K, granted all or nothing
     #[arg(required = true, value_name = "POOL[:K]")]
     pub want: Vec<String>,
-    /// How long to wait at most; 0 tries once [default: for ever]
+    /// Time to wait at most; 0 tries once [default: forever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     pub wait: Option<Duration>,
-    /// How long the lease lives without a renewal
+    /// Time for which the lease lasts without a renewal
     #[arg(long, value_name = "DUR", default_value = "30s", value_parser = duration::parse)]
     pub ttl: Duration,
-    /// What for, shown to others
+    /// Reason, shown in `status`, `queue` and `history`
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Who asks, shown to others (default: user@host)
+    /// Owner, shown to others (default: user@host)
     #[arg(long, value_name = "NAME")]
     pub owner: Option<String>,
-    /// A name for the request: used twice, it is one request
+    /// Idempotency key: repeating a request with the same key returns the first one
     #[arg(long)]
     pub id: Option<String>,
 }
@@ -42,7 +42,7 @@ impl Demand {
         for text in &self.want {
             let (pool, units) = text.rsplit_once(':').unwrap_or((text, "1"));
             let malformed =
-                || Exit::new(INFEASIBLE, format!("`{text}` is no demand; write POOL:K"));
+                || Exit::new(INFEASIBLE, format!("`{text}` must be POOL or POOL:K, with K from 1"));
             let units: u32 = units.parse().map_err(|_| malformed())?;
             if pool.is_empty() || units == 0 {
                 return Err(malformed());
@@ -171,7 +171,7 @@ pub(crate) async fn answered<T>(
     tokio::select! {
         answer = &mut call => Ok((answer?, Some(number))),
         number = signals.next() => {
-            let text = "ended before the site answered; what it grants will expire";
+            let text = "ended before the site answered; a lease that it grants will expire";
             Err(Exit::new(signal_code(number), text))
         }
     }
@@ -250,7 +250,7 @@ impl Renew {
 
 #[derive(Debug, Args)]
 pub(crate) struct Release {
-    /// The lease's id
+    /// The lease's id; operators use its name, which `kofm status` shows
     lease: String,
     #[command(flatten)]
     server: Server,
@@ -258,7 +258,13 @@ pub(crate) struct Release {
 
 impl Release {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        self.server.with(async |client| Ok(client.release(&self.lease).await?))
+        let id = &self.lease;
+        let home = id.strip_prefix('R').and_then(|rest| rest.split_once('-'));
+        if home.is_some_and(|(site, _)| site.parse::<u16>().is_ok()) {
+            let text = format!("`{id}` is a request, not a lease: kofm cancel {id}");
+            return Err(Exit::usage(text));
+        }
+        self.server.with(async |client| Ok(client.release(id).await?))
     }
 }
 

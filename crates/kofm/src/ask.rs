@@ -1,10 +1,11 @@
 //! Commands that look at a site: status, queue, explain, history, members; and where the site is.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use kofm_net::api::{self, Code};
-use kofm_net::client::{Address, Client, ClientError, escape};
+use kofm_net::client::{Address, Client, ClientError, Trust, escape};
 use serde::Serialize;
 
 use crate::doctor::warn;
@@ -12,15 +13,19 @@ use crate::exit::{Exit, USAGE};
 use crate::output::{say, say_line, tell};
 use crate::tables::{
     leases_table, pools_table, print_json, quarantine_table, queue_table, show_blocker, show_ms,
-    show_time, show_units, show_want, table,
+    show_want, table,
 };
 
 /// Where the sites are.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Server {
-    /// The site: http://HOST:PORT or unix:PATH; several, separated by commas, are tried in turn
+    /// Address of a site: http://HOST:PORT, https://HOST:PORT or unix:PATH; several, separated by
+    /// commas, are tried in turn
     #[arg(long, env = "KOFM_ADDR", default_value = DEFAULT)]
     pub addr: String,
+    /// Certificate of the authority of https addresses, PEM
+    #[arg(long, env = "KOFM_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 const DEFAULT: &str = "http://127.0.0.1:7600";
@@ -32,15 +37,31 @@ impl Server {
         let wrong = |text: String| Exit::new(USAGE, format!("--addr: {text}"));
         let list = addr.split(',').map(str::trim).filter(|it| !it.is_empty());
         let list: Result<Vec<Address>, String> = list.map(Address::parse).collect();
-        let client = Client::of_several(list.map_err(wrong)?, token(addr)?);
-        client.ok_or_else(|| wrong(format!("`{addr}` has no address; write http://HOST:PORT")))
+        let (list, trust) = (list.map_err(wrong)?, self.trust()?);
+        let tls = list.iter().find(|it| matches!(it, Address::Tls(_)));
+        if let Some(address) = tls.filter(|_| trust.is_none()) {
+            let text = "https needs the certificate of an authority; set --ca or KOFM_CA to it";
+            return Err(wrong(format!("{address}: {text}")));
+        }
+        let client = Client::of_several(list, token(addr)?);
+        let client = client
+            .ok_or_else(|| wrong(format!("`{addr}` has no address; write http://HOST:PORT")))?;
+        Ok(client.with_trust(trust))
+    }
+
+    fn trust(&self) -> Result<Option<Trust>, Exit> {
+        // A variable that is empty is as good as none.
+        let file = self.ca.as_ref().filter(|it| !it.as_os_str().is_empty());
+        let trust = file.map(|it| Trust::read(it)).transpose();
+        trust.map_err(|text| Exit::new(USAGE, format!("--ca or KOFM_CA: {text}")))
     }
 
     /// A client of the first address that shows another token.
     pub(crate) fn client_with(&self, token: Option<&str>) -> Result<Client, Exit> {
         let addr = self.addr.split(',').next().filter(|it| !it.is_empty()).unwrap_or(DEFAULT);
         let address = Address::parse(addr.trim()).map_err(|text| Exit::new(USAGE, text))?;
-        Ok(Client::new(address, token.map(str::to_owned)))
+        let client = Client::new(address, token.map(str::to_owned));
+        Ok(client.with_trust(self.trust()?))
     }
 
     /// Runs a future with a client, on this thread.
@@ -60,7 +81,7 @@ fn token(addr: &str) -> Result<Option<String>, Exit> {
         return Ok(addr.split(',').find_map(crate::keyring::find));
     };
     let token = token.into_string().ok().filter(|it| !it.contains(char::is_control));
-    let text = "KOFM_TOKEN is no token: it is one line of text, without control characters";
+    let text = "KOFM_TOKEN must be one line of text, without control characters";
     token.map(Some).ok_or_else(|| Exit::new(USAGE, text))
 }
 
@@ -202,13 +223,13 @@ impl Explain {
 fn explain_semaphore(it: &api::Semaphore) {
     say_line(&format!("semaphore {} has {}, and {} wait", it.name, it.value, it.waiting));
     if let Some(head) = &it.head {
-        let owner = head.owner.as_deref().unwrap_or("somebody");
+        let owner = head.owner.as_deref().unwrap_or("an unknown owner");
         let (site, k, missing) = (&head.site, head.k, head.missing);
         let waited = show_ms(head.waited_ms);
         let needs = format!("wants {k}, lacks {missing}, has waited {waited}");
         say_line(&format!("  {owner} at {site} is next: {needs}"));
         if it.waiting > 1 {
-            say_line("  everybody else waits behind it, even for units that are there");
+            say_line("  all others wait behind it, even for units that are available");
         }
     } else if it.waiting > 0 {
         say_line("  whose turn it is is being found out");
@@ -218,72 +239,17 @@ fn explain_semaphore(it: &api::Semaphore) {
     }
 }
 
-const HISTORY_EXAMPLES: &str = "\
-Examples:
-  kofm history  # the last 100 events, at all sites
-  kofm history gpu --limit 10
-  kofm history --json";
-
-#[derive(Debug, Args)]
-#[command(after_help = HISTORY_EXAMPLES)]
-pub(crate) struct History {
-    /// Only this pool
-    pool: Option<String>,
-    /// Number of entries at most, the newest ones
-    #[arg(long, default_value_t = 100, value_parser = at_least_one)]
-    limit: usize,
-    #[command(flatten)]
-    server: Server,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| "it must be a number from 1 on".to_owned())
-}
-
-impl History {
-    pub(crate) fn run(self) -> Result<(), Exit> {
-        let pool = self.pool.map_or(String::new(), |pool| format!("&pool={}", escape(&pool)));
-        let limit = self.limit;
-        let list: Vec<api::Happening> = self.server.with(async |client| {
-            let mut list: Vec<api::Happening> = Vec::new();
-            let mut after = String::new();
-            loop {
-                let path = format!("/v1/history?limit={}{after}{pool}", limit - list.len());
-                let mut page: api::HistoryPage = client.get(&path).await?;
-                // Each page is earlier than the one before.
-                page.history.append(&mut list);
-                list = page.history;
-                match page.next {
-                    Some(next) if list.len() < limit => after = format!("&after={}", escape(&next)),
-                    Some(_) | None => return Ok(list),
-                }
-            }
-        })?;
-        if self.json {
-            return print_json(&list);
-        }
-        let rows = list.iter().map(|it| {
-            vec![
-                show_time(it.at_ms),
-                it.event.to_string(),
-                if it.units.is_empty() { show_want(&it.want) } else { show_units(&it.units) },
-                it.owner.as_deref().unwrap_or_default().to_owned(),
-                it.waited_ms.map(show_ms).unwrap_or_default(),
-                it.held_ms.map(show_ms).unwrap_or_default(),
-                it.cause.as_deref().unwrap_or_default().to_owned(),
-            ]
-        });
-        say(&table(&["TIME", "EVENT", "UNITS", "OWNER", "WAITED", "HELD", "CAUSE"], rows));
-        Ok(())
-    }
-}
-
 /// How long a change of epoch may take.
 const LEAVING: Duration = Duration::from_mins(1);
+
+/// Changes the part that a site has in the cluster.
+pub(crate) fn change_member(server: &Server, site: &str, change: &str) -> Result<(), Exit> {
+    let path = format!("/v1/members/{}/{change}", escape(site));
+    let _done: serde_json::Value = server.with(async |client| {
+        Ok(client.call(hyper::Method::POST, &path, None::<&()>, LEAVING).await?)
+    })?;
+    Ok(())
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Members {
@@ -320,7 +286,8 @@ impl Members {
         let rows = list.iter().map(|it| {
             vec![
                 it.site.clone(),
-                it.state.clone(),
+                if it.draining { "draining".into() } else { it.state.clone() },
+                if it.voter { "voter" } else { "" }.into(),
                 it.address.clone(),
                 it.incarnation.map(|n| n.to_string()).unwrap_or_default(),
                 if it.member { it.epoch.to_string() } else { "-".into() },
@@ -329,8 +296,17 @@ impl Members {
                 it.trouble.clone().unwrap_or_default(),
             ]
         });
-        let head =
-            ["SITE", "STATE", "ADDRESS", "INCARNATION", "EPOCH", "LEASE", "QUARANTINE", "TROUBLE"];
+        let head = [
+            "SITE",
+            "STATE",
+            "ROLE",
+            "ADDRESS",
+            "INCARNATION",
+            "EPOCH",
+            "LEASE",
+            "QUARANTINE",
+            "TROUBLE",
+        ];
         say(&table(&head, rows));
         Ok(())
     }

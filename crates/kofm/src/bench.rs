@@ -53,14 +53,14 @@ pub(crate) struct Bench {
     /// Protocols [default: the default one]
     #[arg(long, value_delimiter = ',')]
     protocol: Vec<String>,
-    /// How many units there are
+    /// Number of units
     #[arg(long, value_enum, value_delimiter = ',',
           default_values_t = [Units::Plenty, Units::Half, Units::One])]
     units: Vec<Units>,
-    /// How clients speak
+    /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Via::Fast)]
     via: Via,
-    /// Wait for the site's word on every release before the next acquire
+    /// Wait for the site's answer to every release before the next acquire
     ///
     /// Otherwise a release is sent without waiting, and travels with the client's next acquire;
     /// the site does it first. The last ones are waited for before the time is taken, and the
@@ -70,7 +70,7 @@ pub(crate) struct Bench {
     /// Clients share one connection per site, as the tasks of one program do
     #[arg(long)]
     shared: bool,
-    /// How long each measurement takes
+    /// Time of each measurement
     #[arg(long, default_value = "2s", value_parser = kofm_net::duration::parse)]
     time: Duration,
     /// Print JSON

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use crate::exit::Exit;
 use crate::lab::{self, Lab, is_semaphore};
-use crate::output::{Progress, WholeFile, grouped, say, tell};
+use crate::output::{say, tell};
+use crate::progress::{Progress, WholeFile, grouped};
 
 const EXAMPLES: &str = "\
 Every interleaving of messages and clients is tried, breadth first, so a
@@ -35,7 +36,7 @@ Examples:
   kofm check --protocol groups --topology examples/groups/figure9.toml --endless
   kofm check --protocol groups-as-printed --topology examples/groups/figure9.toml
 
-Exit code 0 where no violation was found, 1 where one was, 64 for wrong usage.";
+Exit code 0 if no violation was found, 1 if one was, 64 for wrong usage.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -177,7 +178,7 @@ fn adds(args: &Args, semaphore: bool, sites: u16) -> Result<Vec<u32>, Exit> {
     let sites = usize::from(sites);
     match &args.adds[..] {
         [_, ..] if !semaphore => {
-            Err(Exit::usage("--adds is for semaphores: nobody adds to a pool"))
+            Err(Exit::usage("--adds is for semaphores: only semaphores have additions"))
         }
         [] if !semaphore => Ok(Vec::new()),
         [] => Ok((1..=sites).map(|site| u32::from(site == sites)).collect()),
@@ -238,8 +239,8 @@ fn for_ever(again: &Fairness) -> String {
         names.join(", ")
     };
     match (again.dead.as_slice(), again.starved.as_slice()) {
-        ([], []) => "every group can always work again, and none is passed over for ever\n".into(),
-        ([], starved) => format!("a fair run may pass over {} for ever\n", list(starved)),
+        ([], []) => "every group can always work again, and none is passed over forever\n".into(),
+        ([], starved) => format!("a fair run may pass over {} forever\n", list(starved)),
         (dead, _) => format!("{} may come to a state after which it never works\n", list(dead)),
     }
 }

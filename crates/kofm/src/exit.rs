@@ -84,7 +84,7 @@ impl From<Error> for Exit {
             | Code::Malformed
             | Code::Unsupported
             | Code::Method
-            | _ => INFEASIBLE,
+            | Code::MediaType => INFEASIBLE,
         };
         Self::new(code, error.message)
     }

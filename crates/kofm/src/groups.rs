@@ -95,7 +95,10 @@ fn parse(text: &str) -> Result<(Grouping, Names), String> {
         needs.push(list);
     }
     let site = |name: &str, who: &str| {
-        sites.get(name).copied().ok_or_else(|| format!("{who} names `{name}`, which is no process"))
+        sites
+            .get(name)
+            .copied()
+            .ok_or_else(|| format!("{who} names `{name}`, which is not a process"))
     };
     let mut members = Vec::new();
     for (i, group) in file.group.iter().enumerate() {
@@ -259,7 +262,7 @@ mod tests {
             |name: &str, list: &str| format!("[[group]]\nname='{name}'\nmembers=[{list}]\n");
         let two = process("p1", "'r'") + &process("p2", "'s'");
         let cases = [
-            (two.clone() + &group("ga", "'p1','p9'"), "`p9`, which is no process"),
+            (two.clone() + &group("ga", "'p1','p9'"), "`p9`, which is not a process"),
             (two.clone() + &group("ga", "'p1','p1'"), "names p1 twice"),
             (two.clone() + &group("ga", "'p1'"), "process p2 is in no group"),
             (two.clone() + &group("ga", ""), "group ga has no members"),

@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Parser;
-use kofm_net::Moment;
+use kofm_net::{Boottime, Moment};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process,

@@ -17,7 +17,7 @@ pub(crate) struct Lab {
     /// The protocol, by name; `kofm protocols` lists them
     #[arg(long, value_name = "P")]
     protocol: String,
-    /// How many sites
+    /// Number of sites
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     sites: Option<u16>,
     /// Units in the pool, or the first value of the semaphore; several with commas: 4,2

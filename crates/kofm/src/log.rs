@@ -10,7 +10,7 @@ use crate::output::tell;
 
 #[derive(Debug, Args)]
 pub(crate) struct Log {
-    /// How logs are written
+    /// Format of the log
     #[arg(long, value_enum, default_value_t = Format::Text)]
     log_format: Format,
 }

@@ -8,29 +8,38 @@ mod ask;
 mod audit;
 mod bench;
 mod cgroup;
+#[cfg(feature = "lab")]
 mod check;
 mod doctor;
 mod exit;
 mod extras;
 mod gang;
+#[cfg(feature = "lab")]
 mod groups;
 mod guard;
+mod history;
 mod keyring;
+#[cfg(feature = "lab")]
 mod lab;
 mod log;
 mod member;
 mod output;
 mod pool;
+#[cfg(feature = "lab")]
+mod progress;
 mod protocols;
 mod quorums;
+#[cfg(feature = "lab")]
 mod replay;
 mod run;
 mod sem;
 mod serve;
+#[cfg(feature = "lab")]
 mod sim;
 mod tables;
 mod token;
 mod top;
+#[cfg(feature = "lab")]
 mod topology;
 mod up;
 
@@ -53,11 +62,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a whole cluster in this process, to try things out
+    /// Run a whole cluster in one process
     Up(up::Up),
     /// Run one site of a cluster
     Serve(serve::Serve),
-    /// Explain every mistake in a configuration file
+    /// Check a configuration file and explain every mistake
     CheckConfig(serve::CheckConfig),
     /// Run a command while holding units
     Run(run::Run),
@@ -65,21 +74,23 @@ enum Command {
     Acquire(acquire::Acquire),
     /// Renew a lease
     Renew(acquire::Renew),
-    /// Give a lease back
+    /// Release a lease
     Release(acquire::Release),
-    /// Give up a waiting request
+    /// Cancel a waiting request
     Cancel(acquire::Cancel),
-    /// Show pools and who holds their units
+    /// Show pools and leases
     Status(ask::Status),
-    /// Show who waits
+    /// Show waiting requests
     Queue(ask::Queue),
-    /// Say what a request waits for
+    /// Show what a request waits for and which leases block it
     Explain(ask::Explain),
-    /// Show what happened lately
-    History(ask::History),
+    /// Show events of all sites
+    History(history::History),
+    /// Sum unit-hours, waits and utilisation
+    Usage(history::Usage),
     /// Show the sites
     Members(ask::Members),
-    /// Create a cluster: its authority, its first site, its first token
+    /// Create a cluster: its authority, first site and first token
     Init(member::Init),
     /// Print a code with which one machine joins the cluster
     Invite(member::Invite),
@@ -88,33 +99,40 @@ enum Command {
     /// List and remove the sites of a cluster
     #[command(subcommand)]
     Member(member::Member),
-    /// Show what is wrong with the cluster, and what to type
+    /// Stop new requests at a site
+    Drain(member::Drain),
+    /// Let a drained site accept requests again
+    Undrain(member::Undrain),
+    /// Show problems of the cluster and how to solve them
     Doctor(doctor::Doctor),
-    /// Watch pools, leases and the queue
+    /// Watch pools, leases and the queue in the terminal
     Top(top::Top),
-    /// Make, change, list and remove pools
+    /// Create, change, list and remove pools
     #[command(subcommand)]
     Pool(pool::Pool),
-    /// Make, use, list and remove semaphores
+    /// Create, use, list and remove semaphores
     #[command(subcommand)]
     Sem(sem::Sem),
-    /// Make, run, list and remove gangs: members that start together or not at all
+    /// Create, run, list and remove gangs
     #[command(subcommand)]
     Gang(gang::Gang),
     /// Create, list and revoke the tokens of principals
     #[command(subcommand)]
     Token(token::Token),
-    /// Give rules to a principal, or take them away
+    /// Add rules to a principal, or remove them
     Allow(token::Allow),
     /// Show which principal may do what
     Rules(token::Rules),
     /// Show or check the audit log of a site
     Audit(audit::Audit),
-    /// Simulate a protocol on a made-up network
+    /// Run a protocol in the simulator
+    #[cfg(feature = "lab")]
     Sim(sim::Args),
     /// Explore every interleaving of a protocol, within bounds
+    #[cfg(feature = "lab")]
     Check(check::Args),
-    /// Run a trace again, step by step
+    /// Run a recorded trace again, step by step
+    #[cfg(feature = "lab")]
     Replay(replay::Args),
     /// List the protocols
     Protocols(protocols::Args),
@@ -143,11 +161,14 @@ impl Command {
             Self::Queue(queue) => queue.run(),
             Self::Explain(explain) => explain.run(),
             Self::History(history) => history.run(),
+            Self::Usage(usage) => usage.run(),
             Self::Members(members) => members.run(),
             Self::Init(init) => init.run(),
             Self::Invite(invite) => invite.run(),
             Self::Join(join) => join.run(),
             Self::Member(member) => member.run(),
+            Self::Drain(drain) => drain.run(),
+            Self::Undrain(undrain) => undrain.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),
@@ -157,8 +178,11 @@ impl Command {
             Self::Allow(allow) => allow.run(),
             Self::Rules(rules) => rules.run(),
             Self::Audit(audit) => audit.run(),
+            #[cfg(feature = "lab")]
             Self::Sim(args) => sim::run(&args),
+            #[cfg(feature = "lab")]
             Self::Check(args) => check::run(&args),
+            #[cfg(feature = "lab")]
             Self::Replay(args) => replay::run(&args),
             Self::Protocols(args) => {
                 protocols::run(&args);
@@ -195,9 +219,9 @@ in the configuration; 124 --wait ran out; 126 and 127 run could not start the
 child; 1 the answer is no, or cannot be printed.
 
 The sites are found by --addr or KOFM_ADDR (several, separated by commas: when
-one does not answer, the next is asked), the token by KOFM_TOKEN. What up
-and serve log is chosen by KOFM_LOG: error, warn, info, debug, or a part of
-it, as kofm_net=debug.";
+one does not answer, the next is asked), the token by KOFM_TOKEN. KOFM_LOG
+selects what up and serve log: error, warn, info, debug, or a part of it, as
+kofm_net=debug.";
 
 fn main() -> ExitCode {
     let hidden = std::env::args_os().nth(1).unwrap_or_default();

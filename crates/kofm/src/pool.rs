@@ -16,17 +16,17 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pool {
-    /// Make a pool, or make one larger or smaller
+    /// Create a pool, or resize one
     #[command(after_help = SET_HELP)]
     Set(Set),
     /// List pools
     Ls(Ls),
-    /// Remove a pool that nobody uses
+    /// Remove a pool that is not in use
     Rm(Rm),
-    /// Take one unit out of use: at once where it is idle, otherwise when its holder releases it
+    /// Quarantine a unit: at once if it is idle, otherwise when it is released
     #[command(after_help = QUARANTINE_HELP)]
     Quarantine(Quarantine),
-    /// Put a unit to use again that was quarantined
+    /// Return a quarantined unit to service
     #[command(after_help = RETURN_HELP)]
     Return(Return),
 }
@@ -35,37 +35,37 @@ const SET_HELP: &str = "\
 Examples:
   kofm pool set licence --units 8   # eight units, called 0 to 7
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
-  kofm pool set licence --units 10  # two more; who holds some keeps them
+  kofm pool set licence --units 10  # two more; holders keep theirs
 
-Pools change while they are used: what is to go is taken out when it is
-released, whichever units that are; to take out a certain one, see `kofm pool
-quarantine`. Other names for units that are there, and another protocol, need
-a pool that nobody uses.";
+A pool can be resized while it is in use. If it shrinks, held units are
+removed as they are released; which units remain is not defined. To remove a
+specific unit, use `kofm pool quarantine`. Renaming units or changing the
+protocol requires an unused pool.";
 
 const QUARANTINE_HELP: &str = "\
-Example: a GPU has errors, and nobody is to get it until it is replaced:
+Example: a GPU has errors, and must not be granted until it is replaced:
   kofm pool quarantine gpu gpu-3 --reason 'ECC errors, ticket 4711'
-  kofm status gpu             # what is quarantined, why, and if it is held
-  kofm pool return gpu gpu-3  # puts it to use again
+  kofm status gpu             # quarantined units, with reasons
+  kofm pool return gpu gpu-3  # returns it to service
 
-Who holds the unit keeps it. Requests that wait for more units than are left
-fail. Works in pools with the protocol roaming, which is the usual one.";
+The holder of the unit keeps it. Requests that wait for more units than are
+left fail. Only pools with the protocol roaming, the default, have this.";
 
 const RETURN_HELP: &str = "\
 Example:
-  kofm status gpu                # shows what is quarantined
+  kofm status gpu                # shows quarantined units
   kofm pool return gpu gpu-3";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
     name: String,
-    /// How many, or their names: 8 or a,b,c
+    /// Number of units, or their names: 8 or a,b,c
     #[arg(long, value_name = "M|a,b,c", allow_negative_numbers = true)]
     units: String,
-    /// How it is shared
+    /// Protocol
     #[arg(long, value_name = "P")]
     protocol: Option<String>,
-    /// What happens to a lease that is not renewed: release, hold or quarantine
+    /// Policy for a lease that is not renewed: release, hold or quarantine
     #[arg(long, value_name = "POLICY")]
     on_expiry: Option<String>,
     #[command(flatten)]
@@ -95,9 +95,9 @@ pub(crate) struct Rm {
 pub(crate) struct Quarantine {
     /// The pool
     pool: String,
-    /// The unit's name; its number where units have no names
+    /// The unit's name; its number if units have no names
     unit: String,
-    /// Why, shown to others; said again, it replaces the last one
+    /// Reason, shown to others; a repetition replaces it
     #[arg(long, value_name = "TEXT")]
     reason: String,
     #[command(flatten)]
@@ -111,7 +111,7 @@ pub(crate) struct Quarantine {
 pub(crate) struct Return {
     /// The pool
     pool: String,
-    /// The unit's name; its number where units have no names
+    /// The unit's name; its number if units have no names
     unit: String,
     #[command(flatten)]
     server: Server,
@@ -196,7 +196,7 @@ pub(crate) fn units(text: &str) -> Result<UnitsSpec, Exit> {
         return Err(Exit::new(
             INFEASIBLE,
             format!(
-                "`{text}` is no number of units; write a number from 1 to {MAX_UNITS}, or names \
+                "`{text}` must be a number from 1 to {MAX_UNITS}, or names \
                  with commas, as gpu-0,gpu-1; the name of a single unit begins with a letter"
             ),
         ));

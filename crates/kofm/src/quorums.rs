@@ -16,13 +16,13 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// How many sites
+    /// Number of sites
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     sites: u16,
     /// Units in the pool
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     units: u32,
-    /// Arbiters that may be dead
+    /// Number of arbiters that may be down
     #[arg(long, value_name = "F", default_value_t = 0)]
     crashes: u16,
     /// Print one JSON document

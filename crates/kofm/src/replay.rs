@@ -8,7 +8,8 @@ use kofm_core::Kind;
 use kofm_sim::{chosen, trace};
 
 use crate::exit::Exit;
-use crate::output::{grouped, say, tell};
+use crate::output::{say, tell};
+use crate::progress::grouped;
 
 /// Every step is taken again by the protocol's own code; the first one whose effects are not
 /// those in the file ends the replay with exit code 1.

@@ -22,9 +22,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Args;
-use kofm_net::Moment;
 use kofm_net::api::{Code, Lease, Want};
 use kofm_net::client::{Client, ClientError};
+use kofm_net::{Boottime, Moment};
 use rustix::process::{Pid, getpid, set_child_subreaper};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
@@ -58,7 +58,7 @@ Examples:
   kofm run gpu:2 --env CUDA_VISIBLE_DEVICES=@gpu -- ./train.sh
   kofm run reboot --wait 0 --reason kernel -- echo 'my turn'
 
-Exit code: the command's own, 128+signal where a signal ended it; 75 busy
+Exit code: the command's own, 128+signal if a signal ended it; 75 busy
 (--wait 0), 124 --wait ran out, 76 the lease was lost and the command was
 stopped.";
 
@@ -67,10 +67,10 @@ stopped.";
 pub(crate) struct Run {
     #[command(flatten)]
     demand: Demand,
-    /// Sets VAR to the units of POOL; may be repeated
+    /// Variable to set to the units of POOL; may be repeated
     #[arg(long = "env", value_name = "VAR=@POOL")]
     env: Vec<String>,
-    /// How long the command is given between TERM and KILL, at most a quarter of the ttl
+    /// Time between TERM and KILL, at most a quarter of the ttl
     #[arg(long, value_name = "DUR", default_value = "5s", value_parser = kofm_net::duration::parse)]
     kill_grace: Duration,
     #[command(flatten)]

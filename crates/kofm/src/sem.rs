@@ -17,39 +17,38 @@ const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Sem {
-    /// Make a semaphore, or give one that nobody waits for a new value
+    /// Create a semaphore, or set the value of an unused one
     Set(Set),
-    /// Take units, as soon as it is your turn and there are enough
+    /// Take units as soon as it is your turn and there are enough
     #[command(after_help = TAKEN)]
     P(P),
     /// Add units
     V(V),
     /// List semaphores, and who goes next
     Ls(Ls),
-    /// Remove a semaphore that nobody waits for
+    /// Remove a semaphore that is not in use
     Rm(Rm),
 }
 
 const TAKEN: &str = "\
-What is taken is taken: nothing is held, nothing expires, and only `kofm sem
-v` brings it back. Whoever is interrupted while it waits leaves nothing
-behind. The order is strict: a P that lacks units holds up those behind it,
-even where there are enough for them.
+Nothing is held and nothing expires: only `kofm sem v` adds the units again.
+An interrupted P takes nothing. P calls are served in strict order: a P that
+needs more units than there are blocks all later ones.
 
 Examples:
   kofm sem set slots --value 3
   kofm sem p slots:2 --wait 10s && { ./work; kofm sem v slots:2; }
 
-Exit code 0 where it was taken, 75 busy (--wait 0), 124 --wait ran out, 65
+Exit code 0 if the units were taken, 75 busy (--wait 0), 124 --wait ran out, 65
 unknown or malformed.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Set {
     name: String,
-    /// The value that it begins with
+    /// First value
     #[arg(long, value_name = "S0")]
     value: u64,
-    /// How it is shared: sem-token, sem-permission or sem-quorum
+    /// Protocol: sem-token, sem-permission or sem-quorum
     #[arg(long, value_name = "P")]
     protocol: Option<String>,
     #[command(flatten)]
@@ -64,10 +63,10 @@ pub(crate) struct P {
     /// How much of which: NAME or NAME:K
     #[arg(value_name = "NAME[:K]")]
     what: String,
-    /// How long to wait at most; 0 tries once [default: for ever]
+    /// Time to wait at most; 0 tries once [default: forever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     wait: Option<Duration>,
-    /// Who asks, shown to others (default: user@host)
+    /// Owner, shown to others (default: user@host)
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
     #[command(flatten)]
@@ -121,7 +120,7 @@ impl Sem {
 fn amount(text: &str) -> Result<(&str, u64), Exit> {
     let malformed = || {
         let most = u32::MAX;
-        let text = format!("`{text}` is no amount; write NAME or NAME:K with K from 1 to {most}");
+        let text = format!("`{text}` must be NAME or NAME:K, with K from 1 to {most}");
         Exit::new(INFEASIBLE, text)
     };
     let (name, units) = text.rsplit_once(':').unwrap_or((text, "1"));
@@ -219,7 +218,7 @@ fn path(name: &str) -> Result<String, Exit> {
 fn semaphores_table(list: &[api::Semaphore]) -> String {
     let rows = list.iter().map(|it| {
         let next = it.head.as_ref().map_or(String::new(), |head| {
-            let owner = head.owner.as_deref().unwrap_or("somebody");
+            let owner = head.owner.as_deref().unwrap_or("an unknown owner");
             let (site, k, missing) = (&head.site, head.k, head.missing);
             format!(
                 "{owner} at {site} takes {k}, lacks {missing}, waits {}",

@@ -5,12 +5,14 @@ use std::num::NonZero;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use kofm_net::config::Config;
 use kofm_net::exposure::exposures;
 use kofm_net::http::bind_unix;
+use kofm_net::https::Https;
 use kofm_net::{Access, Site};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
@@ -38,7 +40,7 @@ pub(crate) struct Serve {
     /// The configuration file
     #[arg(long)]
     config: PathBuf,
-    /// How long leases may take to end after SIGTERM
+    /// Time to wait for leases to end after SIGTERM
     #[arg(long, default_value = "5s", value_parser = kofm_net::duration::parse)]
     drain: Duration,
     #[command(flatten)]
@@ -55,6 +57,7 @@ impl CheckConfig {
     pub(crate) fn run(self) -> Result<(), Exit> {
         let (config, _) = read(&self.config)?;
         access(config.token_file.as_deref())?;
+        certificate(&self.config, &config)?;
         protected(&self.config, &config)?;
         say_line(&format!(
             "{}: site {} of {} in cluster {}, {} pools, {} semaphores",
@@ -115,6 +118,12 @@ fn protected(path: &Path, config: &Config) -> Result<(), Exit> {
     if lines.is_empty() { Ok(()) } else { Err(Exit::new(CONFIG, lines.join("\nkofm: "))) }
 }
 
+/// The certificate that clients see.
+fn certificate(path: &Path, config: &Config) -> Result<Option<Arc<Https>>, Exit> {
+    let https = Https::of(config);
+    https.map_err(|text| Exit::new(CONFIG, format!("{}: {text}", path.display())))
+}
+
 /// Who may use the API, by the file that says so.
 pub(crate) fn access(file: Option<&Path>) -> Result<Access, Exit> {
     let Some(path) = file else { return Ok(Access::open()) };
@@ -141,6 +150,7 @@ impl Serve {
 
     async fn serve(self, config: Config, text: String) -> Result<(), Exit> {
         let system = |text: String| Exit::new(SYSTEM, text);
+        let https = certificate(&self.config, &config)?;
         let http = match &config.http {
             Some(address) => Some(
                 TcpListener::bind(address)
@@ -158,14 +168,16 @@ impl Serve {
             }
             None => None,
         };
-        let file = File::new(self.config.clone(), config.clone(), text, access.clone());
+        let file = File::new(self.config.clone(), config.clone(), text, access.clone())
+            .with_certificate(https.clone());
         let site = Site::start(config).await.map_err(|error| system(error.to_string()))?;
         if let Some(listener) = http {
             info!(address = %listener.local_addr()?, "answering clients");
             // Tests and scripts that gave port 0 read the port here; others need not.
             let line = format!("{} http://{}\n", site.config().site, listener.local_addr()?);
             drop(try_say(&line));
-            tokio::spawn(kofm_net::http::serve(site.clone(), listener, access.clone()));
+            let serve = kofm_net::http::serve_tls;
+            tokio::spawn(serve(site.clone(), listener, access.clone(), https));
         }
         if let Some(listener) = socket {
             tokio::spawn(kofm_net::http::serve_unix(site.clone(), listener, access));
@@ -204,6 +216,7 @@ struct File {
     /// Where the last text stands of which everything has been.
     applied: Option<PathBuf>,
     access: Access,
+    https: Option<Arc<Https>>,
 }
 
 impl File {
@@ -217,7 +230,11 @@ impl File {
             running.semaphores = last.semaphores;
             running.gangs = last.gangs;
         }
-        Self { path, config, text, running, applied, access }
+        Self { path, config, text, running, applied, access, https: None }
+    }
+
+    fn with_certificate(self, https: Option<Arc<Https>>) -> Self {
+        Self { https, ..self }
     }
 
     /// Brings about what was changed before the start, and with every SIGHUP what was since.
@@ -228,6 +245,7 @@ impl File {
         while hangup.recv().await.is_some() {
             notify("RELOADING=1");
             self.read_tokens();
+            self.read_certificate();
             match read(&self.path) {
                 Ok((config, _)) if config == self.running => {
                     info!("the configuration is unchanged");
@@ -254,6 +272,16 @@ impl File {
                 let path = path.display();
                 error!("token_file {path}: {error}; the old tokens stay valid");
             }
+        }
+    }
+
+    /// New connections of clients get the certificate of the files as they are now.
+    fn read_certificate(&self) {
+        let Some(https) = &self.https else { return };
+        match https.reload() {
+            Ok(true) => info!("the certificate for clients changed"),
+            Ok(false) => {}
+            Err(error) => error!("{error}; clients go on with the old certificate"),
         }
     }
 

@@ -13,14 +13,15 @@ use kofm_sim::span::{DELAY, Span};
 use crate::exit::Exit;
 use crate::groups;
 use crate::lab::{self, Lab};
-use crate::output::{Progress, WholeFile, grouped, say, tell};
+use crate::output::{say, tell};
+use crate::progress::{Progress, WholeFile, grouped};
 
 const EXAMPLES: &str = "\
 Times are in units of the mean link delay: `A..B` is uniform, `~X`
 exponential, `X` constant.
 
 A message is charged to the claim it serves; messages per grant are what
-granted claims were charged. What serves no claim (tokens that go round,
+granted claims were charged. Messages that serve no claim (tokens that go round,
 epochs) is upkeep: each grant has an even share. V of semaphores and claims
 that were not granted are counted apart; `messages` counts all.
 
@@ -32,7 +33,7 @@ Examples:
   kofm sim --protocol permission --sites 3 --units 2 --requests 20 --trace run.ndjson
   kofm sim --protocol groups --topology examples/groups/figure9.toml --tables
 
-Exit code 0 where nothing was violated and nobody was left waiting, 1
+Exit code 0 if no property was violated and every claim was served, 1
 otherwise, 64 for wrong usage.";
 
 #[derive(Debug, clap::Args)]
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     /// Time between a release and the next claim
     #[arg(long, value_name = "T", default_value = "~10")]
     think: Span,
-    /// Time that a claim is held; after that, anybody adds as much to a semaphore
+    /// Time that a claim is held; after that, a site adds as much to a semaphore
     #[arg(long, value_name = "T", default_value = "~1")]
     hold: Span,
     /// Time that a message travels
@@ -63,7 +64,7 @@ pub(crate) struct Args {
     /// Withdraw a claim that has waited this long [default: never]
     #[arg(long, value_name = "T")]
     patience: Option<Span>,
-    /// Give back one unit half way through, where a claim has several (a semaphore: add it)
+    /// Release one unit half way through, if a claim has several (a semaphore: add it)
     #[arg(long)]
     partial: bool,
     /// Let a site ask this many times as often (repeatable)
@@ -211,7 +212,7 @@ fn factors(flag: &str, list: &[String], sites: u16) -> Result<Vec<(SiteId, f64)>
     let factors: Vec<(SiteId, f64)> = list.iter().map(one).collect::<Result<_, _>>()?;
     for (i, (site, _)) in factors.iter().enumerate() {
         if factors[..i].iter().any(|earlier| earlier.0 == *site) {
-            return Err(Exit::usage(format!("{flag}: {site} stands there twice")));
+            return Err(Exit::usage(format!("{flag}: {site} is given twice")));
         }
     }
     Ok(factors)

@@ -48,7 +48,7 @@ pub(crate) fn leases_table(leases: &[api::Lease]) -> String {
     let rows = leases.iter().map(|it| {
         let state = if it.state == "live" { String::new() } else { format!(" {}", it.state) };
         vec![
-            format!("{}{state}", it.id),
+            format!("{}{state}", it.name),
             show_units(&it.units),
             it.owner.clone().unwrap_or_default(),
             show_ms(it.held_ms),
@@ -77,9 +77,9 @@ pub(crate) fn queue_table(queue: &[api::Request]) -> String {
 }
 
 /// The first of those in the way: `kofm explain` has them all.
-fn show_blockers(list: &[api::Blocker]) -> String {
+pub(crate) fn show_blockers(list: &[api::Blocker]) -> String {
     let Some(first) = list.first() else { return String::new() };
-    let owner = first.owner.as_deref().unwrap_or("somebody");
+    let owner = first.owner.as_deref().unwrap_or("an unknown owner");
     let reason = first.reason.as_ref().map_or(String::new(), |text| format!(" ({text})"));
     let more = if list.len() > 1 { ", …" } else { "" };
     format!("{owner}{reason}{more}")
@@ -87,23 +87,24 @@ fn show_blockers(list: &[api::Blocker]) -> String {
 
 pub(crate) fn show_blocker(blocker: &api::Blocker) -> String {
     let (owner, units, pool) =
-        (blocker.owner.as_deref().unwrap_or("somebody"), blocker.units, &blocker.pool);
+        (blocker.owner.as_deref().unwrap_or("an unknown owner"), blocker.units, &blocker.pool);
     let reason = blocker.reason.as_ref().map_or(String::new(), |text| format!(" ({text})"));
+    let amount = format!("{units} {} of {pool}", if units == 1 { "unit" } else { "units" });
     match blocker.state.as_str() {
         "held" => {
             let ends = match (blocker.expires_in_ms, &blocker.lease) {
-                // Kept for a person to look at, by `on_expiry` of its pool.
+                // Kept for an operator to look at, by `on_expiry` of its pool.
                 (Some(0), Some(lease)) if owner != "kofm" => {
-                    format!(", over; `kofm release {lease}` gives it back")
+                    format!("; the lease has expired; `kofm release {lease}` releases it")
                 }
                 (Some(0) | None, _) => String::new(),
-                (Some(ms), _) => format!(", renewed or over in {}", show_ms(ms)),
+                (Some(ms), _) => format!("; the lease expires in {} unless renewed", show_ms(ms)),
             };
-            format!("{owner}{reason} holds {units} of {pool} at {}{ends}", blocker.site)
+            format!("{owner}{reason} holds {amount} at {}{ends}", blocker.site)
         }
-        "queued" => format!("{owner}{reason} wants {units} of {pool} at {}, ahead", blocker.site),
+        "queued" => format!("{owner}{reason} is ahead and wants {amount} at {}", blocker.site),
         "unanswered" => format!("site {} has not answered about {pool}", blocker.site),
-        _ => format!("an earlier claim of site {} counts {units} of {pool}", blocker.site),
+        _ => format!("an earlier claim of site {} counts {amount}", blocker.site),
     }
 }
 
@@ -148,4 +149,32 @@ pub(crate) fn show_ms(ms: u64) -> String {
 pub(crate) fn show_time(at_ms: u64) -> String {
     let secs = at_ms / 1000 % 86_400;
     format!("{:02}:{:02}:{:02}Z", secs / 3600, secs % 3600 / 60, secs % 60)
+}
+
+/// UTC, as `2026-01-31 12:34:56`.
+pub(crate) fn show_date(at_ms: u64) -> String {
+    let (days, secs) = (at_ms / 86_400_000, at_ms / 1000 % 86_400);
+    // "civil_from_days" by Howard Hinnant: years begin in March.
+    let shifted = days + 719_468;
+    let (era, in_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (in_era - in_era / 1460 + in_era / 36_524 - in_era / 146_096) / 365;
+    let in_year = in_era - (365 * year + year / 4 - year / 100);
+    let place = (5 * in_year + 2) / 153;
+    let day = in_year - (153 * place + 2) / 5 + 1;
+    let month = if place < 10 { place + 3 } else { place - 9 };
+    let year = year + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (secs / 3600, secs % 3600 / 60, secs % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_shown() {
+        assert_eq!(show_date(0), "1970-01-01 00:00:00");
+        assert_eq!(show_date(951_786_123_000), "2000-02-29 01:02:03");
+        assert_eq!(show_date(1_794_960_000_000), "2026-11-18 00:00:00");
+    }
 }

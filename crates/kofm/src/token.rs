@@ -96,7 +96,7 @@ pub(crate) struct Allow {
     /// Rules, as in read,acquire:gpu-*
     #[arg(value_name = "VERBS:PATTERN", required = true)]
     rules: Vec<String>,
-    /// Take the rules away instead
+    /// Remove the rules instead
     #[arg(long)]
     remove: bool,
     #[command(flatten)]

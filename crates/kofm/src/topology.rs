@@ -38,7 +38,7 @@ fn read(path: &str, sites: u16) -> Result<Topology, String> {
         if !line.is_empty() {
             let (a, b) = link(line, sites).map_err(|wrong| format!("line {number}: {wrong}"))?;
             if !links.insert((a.min(b), a.max(b))) {
-                return Err(format!("line {number}: the link {a} {b} stands there twice"));
+                return Err(format!("line {number}: the link {a} {b} is given twice"));
             }
         }
     }

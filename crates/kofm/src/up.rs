@@ -27,16 +27,16 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Up {
-    /// How many sites
+    /// Number of sites
     #[arg(long, default_value_t = 3)]
     sites: usize,
     /// A pool: NAME=M or NAME=unit,unit,…; may be repeated
     #[arg(long = "pool", value_name = "NAME=M")]
     pools: Vec<String>,
-    /// How pools are shared
+    /// Protocol of the pools
     #[arg(long, value_name = "P")]
     protocol: Option<String>,
-    /// Where the first site answers clients; the others on the ports after it
+    /// HOST:PORT of the first site; the others use the ports after it
     #[arg(long, default_value = "127.0.0.1:7600")]
     http: SocketAddr,
     /// Answer only clients that show a token of this file, one in each line
@@ -141,7 +141,7 @@ impl Up {
                 pool.protocol = protocol_named(protocol).map_err(usage)?;
             }
             if list.insert(name.to_owned(), pool).is_some() {
-                return Err(usage(format!("--pool {name} stands there twice")));
+                return Err(usage(format!("--pool {name} is given twice")));
             }
         }
         Ok(list)
