@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kofm_net::Moment;
+use kofm_net::{Boottime, Moment};
 use kofm_sim::history::Hold;
 use serde_json::{Value, json};
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use kofm_net::Moment;
+use kofm_net::{Boottime, Moment};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kofm_net::Moment;
+use kofm_net::{Boottime, Moment};
 
 use crate::client::{Client, Seen};
 use crate::cluster::{Cluster, Fault, PORT};

@@ -23,7 +23,7 @@ fn an_address_beyond_loopback_needs_protection() {
     let cases = [
         ("0.0.0.0:0", "", "", Some("token_file")),
         ("[::]:0", "", "", Some("token_file")),
-        ("0.0.0.0:0", &*token_file, "", None),
+        ("0.0.0.0:0", &*token_file, "", Some("certificate")),
         ("127.0.0.1:0", "", "", None),
         ("127.0.0.1:0", &token_file, members, Some("members.s0")),
     ];

@@ -112,6 +112,15 @@ impl Machine {
         list.map(|it| it["site"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
+    /// The sites that vote, by name.
+    fn voters(&self) -> Vec<String> {
+        let output = self.run(&["members", "--json"]);
+        let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let list = list.as_array().cloned().unwrap_or_default();
+        let list = list.iter().filter(|it| it["voter"] == true);
+        list.map(|it| it["site"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
     fn sees(&self, names: &[&str]) {
         until("the members agree", || self.members() == names);
     }
@@ -152,12 +161,114 @@ fn a_cluster_grows_and_shrinks_by_one_command_each() {
     a.done(&["member", "rm", "c"]);
     a.sees(&["a", "b"]);
     c.kill();
-    c.serve();
+    // It ends at once, or waits outside if it has not heard of its removal.
+    let file = c.site_dir().join("site.toml");
+    c.spawn(&["serve", "--config", file.to_str().unwrap()]);
     until("b grants all", || b.run(&["run", "gpu:3", "--", "true"]).status.success());
     a.sees(&["a", "b"]);
     assert!(!c.run(&["run", "gpu", "--wait", "1s", "--", "true"]).status.success());
-    let text = a.refused(&["member", "rm", "a"]);
-    assert!(text.contains("votes"), "{text}");
+    // The vote moves on; the last site keeps it.
+    b.done(&["member", "rm", "a"]);
+    b.sees(&["b"]);
+    assert_eq!(b.voters(), ["b"]);
+    until("b grants all", || b.run(&["run", "gpu:3", "--", "true"]).status.success());
+    let text = b.refused(&["member", "rm", "b"]);
+    assert!(text.contains("last"), "{text}");
+    let text = b.refused(&["member", "rm", "nix"]);
+    assert!(text.contains("not in this cluster"), "{text}");
+}
+
+#[test]
+fn a_cluster_of_three_survives_its_first_site() {
+    let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "3"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    assert_eq!(a.voters(), ["a"]);
+    c.spawn(&["join", &a.invite(), "--site", "c"]);
+    for machine in [&a, &b, &c] {
+        machine.sees(&["a", "b", "c"]);
+    }
+    until("three sites vote", || b.voters() == ["a", "b", "c"]);
+    a.kill();
+    b.sees(&["b", "c"]);
+    until("b grants all", || b.run(&["run", "gpu:3", "--", "true"]).status.success());
+    until("c grants all", || c.run(&["run", "gpu:3", "--", "true"]).status.success());
+    // Its disk is gone, too: it cannot found the cluster again.
+    fs::remove_dir_all(a.site_dir().join("state")).unwrap();
+    let path = a.site_dir().join("site.toml");
+    let text = a.refused(&["serve", "--config", path.to_str().unwrap()]);
+    assert!(text.contains("kofm member replace a"), "{text}");
+}
+
+#[test]
+fn a_voter_with_a_wiped_disk_is_replaced() {
+    let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "3"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    c.spawn(&["join", &a.invite(), "--site", "c"]);
+    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    let text = a.refused(&["member", "replace", "b"]);
+    assert!(text.contains("site b answers"), "{text}");
+    b.kill();
+    a.sees(&["a", "c"]);
+    fs::remove_dir_all(b.site_dir()).unwrap();
+    until("b is given up", || a.run(&["member", "replace", "b"]).status.success());
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    for machine in [&a, &b, &c] {
+        machine.sees(&["a", "c", "b"]);
+    }
+    until("three sites vote", || b.voters() == ["a", "c", "b"]);
+    // It counts.
+    c.kill();
+    until("b grants all", || b.run(&["run", "gpu:3", "--", "true"]).status.success());
+}
+
+#[test]
+fn a_drained_site_takes_no_requests_until_it_is_undrained() {
+    let (mut a, mut b) = (Machine::new("a"), Machine::new("b"));
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "2"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    a.done(&["drain", "a"]);
+    until("a takes no requests", || !a.run(&["acquire", "gpu", "--wait", "0"]).status.success());
+    until("the vote moves", || b.voters() == ["b"]);
+    until("b grants all", || b.run(&["run", "gpu:2", "--", "true"]).status.success());
+    let text = a.refused(&["drain", "b"]);
+    assert!(text.contains("last one that takes requests"), "{text}");
+    assert!(a.refused(&["undrain", "b"]).contains("not draining"));
+    a.done(&["undrain", "a"]);
+    until("a grants all", || a.run(&["run", "gpu:2", "--", "true"]).status.success());
+}
+
+#[test]
+fn a_site_moves_to_another_address() {
+    let (mut a, mut b) = (Machine::new("a"), Machine::new("b"));
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "2"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    b.kill();
+    let (path, old) = (b.site_dir().join("site.toml"), b.port);
+    b.port = free_port();
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(&format!(":{old}"), &format!(":{}", b.port))).unwrap();
+    b.serve();
+    b.sees(&["a", "b"]);
+    a.sees(&["a", "b"]);
+    until("b grants all", || b.run(&["run", "gpu:2", "--", "true"]).status.success());
 }
 
 #[test]

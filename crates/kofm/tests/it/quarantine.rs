@@ -157,7 +157,7 @@ fn who_waits_for_more_than_is_left_hears_of_it() {
     release(&cluster, &lease);
     assert_eq!(exit_code(&mut three), 0);
     let leases = cluster.json(0, &["status", "gpu", "--json"])["leases"].clone();
-    release(&cluster, leases[0]["id"].as_str().unwrap());
+    release(&cluster, leases[0]["name"].as_str().unwrap());
     assert_eq!(count(&cluster, 1), [0, 3, 1]);
 
     // A pool that is made smaller loses others, and what is out stays out.
@@ -197,7 +197,7 @@ fn what_cannot_be_quarantined_is_said_and_changes_nothing() {
         (&["quarantine", "slot", "0", "--reason", &long], "`reason` is 1 to 200"),
         (&["quarantine", "slot", "0", "--reason", "a\u{7}"], "`reason` is 1 to 200"),
         (&["quarantine", "seat", "0", "--reason", "r"], "one by one in pools with `roaming`"),
-        (&["quarantine", "slot", "../x", "--reason", "r"], "is no name"),
+        (&["quarantine", "slot", "../x", "--reason", "r"], "is not a name"),
         (&["return", "slot", "0"], "not quarantined"),
     ] {
         let args: Vec<&str> = ["pool"].iter().chain(args).copied().collect();

@@ -111,7 +111,7 @@ fn explain_names_the_blockers_and_the_impossible_fails_at_once() {
     until("bob waits", || cluster.json(2, &["queue", "--json"]).as_array().unwrap().len() == 1);
     let explained = cluster.run(2, &["explain", "mine"]);
     let text = String::from_utf8(explained.stdout).unwrap();
-    assert!(text.contains("alice (training) holds 3 of gpu at s0"), "{text}");
+    assert!(text.contains("alice (training) holds 3 units of gpu at s0"), "{text}");
     assert_eq!(cluster.run(2, &["acquire", "gpu:99"]).status.code(), Some(65));
     assert_eq!(cluster.run(2, &["acquire", "nix"]).status.code(), Some(65));
     assert_eq!(cluster.run(2, &["acquire", "gpu:x"]).status.code(), Some(65));

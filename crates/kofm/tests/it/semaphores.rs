@@ -62,7 +62,7 @@ fn semaphores_are_made_and_set_anew_while_the_cluster_runs() {
     until("five were added", || semaphore(&cluster, 1, "fresh")["value"] == 5);
     let anew = ["sem", "set", "fresh", "--value", "1"];
     assert!(cluster.run(0, &anew).status.success());
-    until("it begins anew", || semaphore(&cluster, 2, "fresh")["value"] == 1);
+    until("it starts again", || semaphore(&cluster, 2, "fresh")["value"] == 1);
     assert!(cluster.run(1, &["sem", "rm", "fresh"]).status.success());
     assert_eq!(cluster.run(2, &["sem", "v", "fresh"]).status.code(), Some(65));
 }

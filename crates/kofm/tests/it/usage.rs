@@ -22,9 +22,9 @@ fn refused(output: &Output, code: i32, words: &str) {
 fn what_looks_like_a_number_of_units_is_no_name() {
     for units in ["-5", "1e3", "4.5", "0x10", "99999999999", "0", "1000001", "+x", ".5"] {
         let set = ["pool", "set", "p", "--units", units];
-        refused(&kofm(&set), 65, "write a number from 1 to 1000000");
+        refused(&kofm(&set), 65, "must be a number from 1 to 1000000");
         let pool = format!("p={units}");
-        refused(&kofm(&["up", "--http", "127.0.0.1:0", "--pool", &pool]), 65, "write a number");
+        refused(&kofm(&["up", "--http", "127.0.0.1:0", "--pool", &pool]), 65, "must be a number");
     }
     let twice = ["up", "--http", "127.0.0.1:0", "--pool", "x=1", "--pool", "x=2"];
     refused(&kofm(&twice), 64, "twice");
@@ -37,9 +37,10 @@ fn what_looks_like_a_number_of_units_is_no_name() {
 
 #[test]
 fn addresses_and_tokens_that_cannot_be_are_wrong_usage() {
-    for addr in ["https://127.0.0.1:1", "ftp://127.0.0.1:1", "unix:", "127.0.0.1", "http://a:b"] {
-        refused(&kofm(&["status", "--addr", addr]), 64, "write http://HOST:PORT or unix:PATH");
+    for addr in ["ftp://127.0.0.1:1", "unix:", "127.0.0.1", "http://a:b", "https://a:b"] {
+        refused(&kofm(&["status", "--addr", addr]), 64, "https://HOST:PORT or unix:PATH");
     }
+    refused(&kofm(&["status", "--addr", "https://127.0.0.1:1"]), 64, "KOFM_CA");
     refused(&kofm(&["status", "--addr", "HTTP://127.0.0.1:1"]), 69, "127.0.0.1:1");
     let status = |variable: &str, value: &str| {
         let mut command = Command::new(KOFM);
@@ -90,10 +91,15 @@ fn a_wrong_log_filter_is_told() {
     refused(&command.output().unwrap(), 71, "KOFM_LOG");
 }
 
+#[cfg(feature = "lab")]
 #[test]
-fn slips_are_told_before_the_work() {
+fn a_trace_that_is_a_directory_is_refused_before_the_work() {
     let sim = ["sim", "--protocol", "permission", "--sites", "3", "--units", "2"];
     refused(&kofm(&[&sim[..], &["--trace", "/tmp"]].concat()), 64, "directory");
+}
+
+#[test]
+fn slips_are_told_before_the_work() {
     let run = ["run", "gpu", "--env", "X=@licence", "--", "true"];
     refused(&kofm(&run), 64, "licence is not asked for");
 }
