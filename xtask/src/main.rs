@@ -2,6 +2,8 @@
 
 mod chaos;
 mod package;
+#[cfg(test)]
+mod prose;
 mod reference;
 mod sbom;
 #[cfg(test)]

@@ -33,7 +33,7 @@ fn every_protocol_tells_its_idea_source_messages_cost_and_why_it_is_safe() {
     for path in files {
         let module = path.file_stem().unwrap().to_string_lossy().into_owned();
         // Files below a protocol's own folder belong to it.
-        if !listed.contains(&format!("    {module}::")) {
+        if !listed.contains(&format!(" {module}::")) {
             continue;
         }
         let text = fs::read_to_string(&path).unwrap();
