@@ -548,7 +548,7 @@ class Gang:
         owner: Optional[str] = None,
         on_lost: Optional[OnLost] = None,
     ) -> GangMember:
-        """Waits until all members have joined and all units are granted."""
+        """Waits until all members have joined, have their units, and have confirmed the start."""
         limit = None if wait is None else seconds(wait, "wait")
         until = None if limit is None else now() + limit
         body: Json = {
@@ -595,10 +595,16 @@ class Gang:
             else:
                 if joined["state"] == "running":
                     if wait == 0:
+                        keeper.body.pop("confirm", None)
                         return sent, joined
                     # The term counts from the call: ask once more without a wait.
                     wait = 0.0
                     continue
+                if joined.get("confirm"):
+                    keeper.body.update(run=joined["run"], confirm=joined["confirm"])
+                else:
+                    keeper.body.pop("confirm", None)
+                    keeper.body.pop("run", None)
                 wait = _POLL if left is None else min(_POLL, left)
             if left == 0:
                 kind = Busy if limit == 0 else WaitTimeout
@@ -622,6 +628,9 @@ class _MemberKeeper(Keeper):
         answer = self._client.call("POST", self._path, self.body, until=until)
         if answer["state"] != "running":
             raise LeaseLost(f"the gang's run is {answer['state']}")
+        failed = answer.get("failed")
+        if failed:
+            raise LeaseLost(f"member {failed['member']} ended with code {failed['code']}")
         return float(answer["expires_in_ms"]) / 1000
 
     def release(self, until: float) -> None:
