@@ -259,9 +259,14 @@ fn blockers(it: &api::Request) -> Grid {
         intro.push(format!("Place {position}, waited {}", show_ms(it.waited_ms)));
     }
     intro.extend(it.cause.clone());
-    let rows =
-        it.blocked_by.iter().enumerate().map(|(number, blocker)| {
-            Row::new(number.to_string(), vec![show_blocker(blocker).into()])
-        });
+    // One clause per row: a sentence with an owner and a reason is wider than most terminals.
+    let clauses = it.blocked_by.iter().enumerate().flat_map(|(number, blocker)| {
+        let text = show_blocker(blocker);
+        let indent = |(part, clause): (usize, &str)| {
+            (format!("{number}.{part}"), format!("{}{clause}", if part == 0 { "" } else { "  " }))
+        };
+        text.split("; ").enumerate().map(indent).collect::<Vec<_>>()
+    });
+    let rows = clauses.map(|(key, clause)| Row::new(key, vec![clause.into()]));
     Grid { intro, head: &["BLOCKED BY"], rows: rows.collect(), empty: "Nothing blocks it." }
 }
