@@ -293,11 +293,7 @@ pub struct Mistake {
     pub text: String,
 }
 
-/// Whether it is `host:port`.
-pub fn is_address(text: &str) -> bool {
-    text.rsplit_once(':')
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-}
+pub use kofm_client::is_address;
 
 #[cfg(test)]
 mod tests {

@@ -40,7 +40,6 @@ use tokio_stream::{Stream, StreamExt};
 use tracing::debug;
 
 use self::edge::Edge;
-pub(crate) use self::listen::keep_alive;
 use self::listen::{HEADERS_IN, Peer, Slot};
 pub use self::listen::{bind_unix, serve, serve_tls, serve_unix};
 use self::paging::{ListQuery, paged};
@@ -330,7 +329,7 @@ async fn queue(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answ
         refuse_unknown(&app.site, &pool, &list).await?;
     }
     paged("queue", list, &missing, page.as_ref(), |request| {
-        let claim = request.claim.map_or((0, 0), |claim| (claim.time, claim.site.0));
+        let claim = request.claim.map_or((0, 0), |claim| (claim.time, claim.site));
         (claim, request.site.clone(), request.id.clone())
     })
 }
@@ -568,8 +567,8 @@ fn event_stream(
 async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let token = Gate::token(request.headers());
     let address = request.extensions().get::<Peer>().cloned();
-    if request.headers().get(UPGRADE).is_none_or(|name| name != crate::fast::UPGRADE) {
-        let text = format!("send `connection: upgrade` and `upgrade: {}`", crate::fast::UPGRADE);
+    if request.headers().get(UPGRADE).is_none_or(|name| name != kofm_api::fast::UPGRADE) {
+        let text = format!("send `connection: upgrade` and `upgrade: {}`", kofm_api::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
     }
     let slot = request.extensions().get::<Slot>().cloned();
@@ -585,7 +584,7 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
             Err(_) => debug!("no upgrade in time"),
         }
     });
-    let headers = [(CONNECTION, "upgrade"), (UPGRADE, crate::fast::UPGRADE)];
+    let headers = [(CONNECTION, "upgrade"), (UPGRADE, kofm_api::fast::UPGRADE)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 

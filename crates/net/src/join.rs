@@ -26,8 +26,9 @@ use crate::config::{Config, check_name, is_address};
 use crate::random;
 use crate::store::ballots::Ballots;
 use crate::store::etcd::{decode, encode};
-use crate::tls::{connect_to_join, fingerprint, read_certificates, site_uri};
+use crate::tls::{connect_to_join, fingerprint, site_uri};
 use crate::wire::{Admission, Frame, Join, MAX_BODY};
+use kofm_client::read_certificates;
 
 /// How far the clocks of a site and of a machine that joins may be apart.
 const SKEW: u64 = 3600;

@@ -14,7 +14,6 @@ mod access;
 mod audit;
 pub mod authority;
 mod boottime;
-pub mod client;
 pub mod config;
 pub mod exposure;
 mod fast;
@@ -33,8 +32,9 @@ pub mod wire;
 
 pub use access::Access;
 pub use boottime::{Boottime, Moment};
-pub use fast::{FastClient, FastGuard, FastLease};
 pub use incarnation::{IdentityError, StateDir};
+pub use kofm_client as client;
+pub use kofm_client::{FastClient, FastGuard, FastLease};
 pub use kofm_site::rules::{Rule, Verb};
 pub use kofm_site::{api, duration, session};
 pub use random::new_token;

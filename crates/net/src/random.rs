@@ -43,11 +43,6 @@ pub(crate) fn id<const N: usize>(kind: char, site: SiteId) -> String {
     SHARED.with_borrow_mut(|random| random.id::<N>(kind, site))
 }
 
-/// `N` random bytes in hexadecimal.
-pub(crate) fn hex<const N: usize>() -> String {
-    SHARED.with_borrow_mut(Random::hex::<N>)
-}
-
 thread_local! {
     static SHARED: RefCell<Random> = RefCell::new(Random::new(seed()));
 }

@@ -192,7 +192,7 @@ impl Site {
     /// Asks the sites in question who the blockers are.
     async fn explain(&self, mut request: api::Request) -> Result<api::Request, api::Error> {
         let Some(claim) = request.claim else { return Ok(request) };
-        let call = Call::Ahead { want: request.want.clone(), claim };
+        let call = Call::Ahead { want: request.want.clone(), claim: api::stamp(claim) };
         let mut answers = self.ask_all(&call).await;
         answers.push((self.0.config.me(), self.call(call).await?));
         // Pools that have enough are in nobody's way.

@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kofm_client::read_certificates;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
@@ -64,16 +65,6 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
 
 fn at(path: &Path) -> impl FnOnce(String) -> String + '_ {
     move |text| format!("{}: {text}", path.display())
-}
-
-/// The certificates of a PEM file.
-pub(crate) fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let list = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let list = list.map_err(|error| at(path)(error.to_string()))?;
-    if list.is_empty() {
-        return Err(at(path)("it must contain a certificate in PEM form".to_owned()));
-    }
-    Ok(list)
 }
 
 impl Tls {

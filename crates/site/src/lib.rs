@@ -8,7 +8,6 @@ pub mod boottime;
 pub mod bounds;
 pub mod config;
 pub mod core;
-pub mod duration;
 pub mod engine;
 pub mod fast;
 pub mod ids;
@@ -28,3 +27,5 @@ pub mod tallies;
 pub mod views;
 #[cfg(test)]
 mod world;
+
+pub use kofm_api::duration;

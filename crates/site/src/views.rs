@@ -95,7 +95,7 @@ impl Core {
             code: request.code,
             site: self.site.to_string(),
             waited_ms: millis(waited),
-            claim,
+            claim: claim.map(api::claim),
             principal: request.principal.as_ref().map(ToString::to_string),
         }
     }
@@ -180,7 +180,7 @@ impl Core {
                     code: None,
                     site: self.site.to_string(),
                     waited_ms: millis(now.since(request.submitted)),
-                    claim: Some(claim),
+                    claim: Some(api::claim(claim)),
                     principal: request.principal.as_ref().map(ToString::to_string),
                 })
             })

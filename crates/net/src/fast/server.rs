@@ -11,7 +11,9 @@ use tokio::sync::Notify;
 
 use kofm_site::fast::Outbox as _;
 
-use super::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
+use kofm_api::fast::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
+
+use super::into_call;
 use crate::api::{Call, State};
 use crate::gate::Gate;
 
@@ -85,7 +87,8 @@ impl Outbox {
     /// Nobody reads any more. Says which calls still wait.
     fn close(&self) -> Vec<u64> {
         let mut answers = self.lock();
-        answers.frames = Frames { closed: true, ..Frames::default() };
+        answers.frames = Frames::default();
+        answers.frames.closed = true;
         answers.queued.keys().copied().collect()
     }
 }
@@ -155,7 +158,7 @@ async fn take_calls(
     while count < limit
         && let Some((length, (number, call))) = peek::<(u64, FastCall<'_>)>(buffer, MAX_CALL)?
     {
-        let mut call = call.into_call();
+        let mut call = into_call(call);
         buffer.advance(length);
         count += 1;
         let limited = matches!(&caller, Some(Ok(caller)) if !caller.may_everything());
@@ -175,7 +178,7 @@ async fn take_calls(
             None => Ok(()),
         };
         if let Err(error) = allowed {
-            outbox.put(number, &FastAnswer::new(Err(error)));
+            outbox.put(number, &kofm_site::fast::answer(Err(error)));
             continue;
         }
         if site.is_local(&call) {
@@ -188,7 +191,7 @@ async fn take_calls(
         }
         let (site, outbox) = (site.clone(), Arc::clone(outbox));
         tokio::spawn(async move {
-            outbox.put(number, &FastAnswer::new(site.call_anywhere(call).await));
+            outbox.put(number, &kofm_site::fast::answer(site.call_anywhere(call).await));
         });
     }
     if !here.is_empty() {

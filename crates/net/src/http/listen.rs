@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use rustix::net::sockopt;
+use kofm_client::keep_alive;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -123,17 +123,6 @@ pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
             }
             Err(error) => cannot_accept(&error).await,
         }
-    }
-}
-
-/// Who waits says nothing: without probes, the peer of one whose machine died would wait for ever.
-pub(crate) fn keep_alive(stream: &TcpStream) {
-    let probes = sockopt::set_socket_keepalive(stream, true)
-        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
-        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
-        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
-    if let Err(error) = probes {
-        debug!(%error, "no probes on a connection");
     }
 }
 

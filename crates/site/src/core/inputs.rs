@@ -11,7 +11,6 @@ use super::{Core, MAX_ASKS, Responder, Todo};
 use crate::api::{self, Answer, Call, Code, Hold};
 use crate::bounds;
 use crate::engine::{Move, Refused};
-use crate::fast::FastAnswer;
 use crate::input::{Command, PoolState};
 use crate::links::{Event, Payload};
 use crate::session::Broken;
@@ -275,7 +274,7 @@ impl Core {
             Responder::Local(reply) => {
                 reply.send(answer).ok();
             }
-            Responder::Fast(number, outbox) => outbox.put(number, &FastAnswer::new(answer)),
+            Responder::Fast(number, outbox) => outbox.put(number, &crate::fast::answer(answer)),
             Responder::Peer(peer, number) => {
                 let body = serde_json::to_vec(&answer).unwrap_or_default();
                 self.links.send(peer, &Payload::Answer { number, body }).ok();

@@ -16,7 +16,6 @@ use crate::api::{self, Answer, Code, Head, SemaphoreShare, Taken};
 use crate::boottime::Moment;
 use crate::config::SemaphoreConfig;
 use crate::engine::Move;
-use crate::fast::FastAnswer;
 use crate::plan::{Plan, kinds};
 use crate::tallies::Tallies;
 
@@ -82,7 +81,7 @@ impl Responder {
         match self {
             // A client that is gone needs no answer.
             Self::Local(reply) => drop(reply.send(answer)),
-            Self::Fast(number, outbox) => outbox.put(number, &FastAnswer::new(answer)),
+            Self::Fast(number, outbox) => outbox.put(number, &crate::fast::answer(answer)),
             Self::Peer(..) => {}
         }
     }

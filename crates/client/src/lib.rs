@@ -16,16 +16,23 @@ use hyper::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
 use hyper::http::request::Builder;
 use hyper::{Method, Request as HttpRequest, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use crate::api::{self, Submit};
-use crate::boottime::{Boottime, Moment};
-use crate::duration;
-use crate::fast::FastClient;
-pub use crate::https::Trust;
+pub use kofm_api as api;
+use kofm_api::{Submit, duration};
+
+mod clock;
+mod fast;
+mod trust;
+
+pub use self::clock::{Boottime, Moment};
+pub use self::fast::{FastClient, FastGuard};
+pub use self::trust::{Trust, read_certificates};
+pub use kofm_api::fast::FastLease;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(15);
@@ -70,7 +77,7 @@ impl Address {
             None => text,
         };
         let host = host.trim_end_matches('/');
-        if crate::config::is_address(host) && !host.contains('/') {
+        if is_address(host) && !host.contains('/') {
             let host = host.to_owned();
             return Ok(if tls { Self::Tls(host) } else { Self::Tcp(host) });
         }
@@ -182,7 +189,7 @@ impl Client {
     pub fn named(&self, spec: &Submit) -> Submit {
         let mut spec = spec.clone();
         if self.has_several() && spec.id.is_none() {
-            spec.id = Some(format!("c-{}", crate::random::hex::<16>()));
+            spec.id = Some(format!("c-{}", fresh_id()));
         }
         spec
     }
@@ -402,7 +409,7 @@ impl Client {
             .uri("/v1/fast")
             .header(HOST, "localhost")
             .header(CONNECTION, "upgrade")
-            .header(UPGRADE, crate::fast::UPGRADE);
+            .header(UPGRADE, api::fast::UPGRADE);
         let request = self.identify(request);
         let request = request.body(Full::new(Bytes::new()));
         let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
@@ -710,7 +717,7 @@ fn was_sent(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
 async fn dial(host: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(host).await?;
     stream.set_nodelay(true)?;
-    crate::http::keep_alive(&stream);
+    keep_alive(&stream);
     Ok(stream)
 }
 
@@ -722,6 +729,30 @@ where
     let (sender, connection) = greeted.map_err(std::io::Error::other)?;
     tokio::spawn(async move { connection.with_upgrades().await.is_ok() });
     Ok(sender)
+}
+
+/// Returns true for `host:port`.
+pub fn is_address(text: &str) -> bool {
+    text.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// 128 random bits in hexadecimal.
+fn fresh_id() -> String {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the system has randomness once it is up");
+    format!("{:032x}", u128::from_le_bytes(bytes))
+}
+
+/// Notices a host that is gone without a word.
+pub fn keep_alive(stream: &TcpStream) {
+    let probes = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, Duration::from_secs(30)))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
+    if let Err(error) = probes {
+        tracing::debug!(%error, "no probes on a connection");
+    }
 }
 
 /// Makes a name safe in a path or a query.

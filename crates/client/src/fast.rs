@@ -11,7 +11,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::timeout;
 
-use super::{FastAnswer, FastCall, FastLease, Frames, MAX_ANSWER, MAX_OPEN, peek};
+use kofm_api::fast::{FastAnswer, FastCall, FastLease, Frames, MAX_ANSWER, MAX_OPEN, peek};
+
 use crate::api::{self, Code, State, Submit};
 
 /// Open calls that may wait for units; the others find a place, whoever waits.
@@ -370,7 +371,8 @@ mod tests {
     use tokio::io::DuplexStream;
     use tokio::task::JoinHandle;
 
-    use super::super::{MAX_CALL, put};
+    use kofm_api::fast::{MAX_CALL, put};
+
     use super::*;
 
     /// The other end of a client's connection.

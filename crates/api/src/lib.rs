@@ -1,0 +1,981 @@
+//! Types of the HTTP API of a kofm site, shared by sites and clients. API types are not protocol
+//! types.
+
+pub mod boottime;
+pub mod duration;
+pub mod fast;
+mod lease_names;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use self::lease_names::{is_lease_name, lease_name};
+
+/// What is asked: pool and units.
+pub type Want = BTreeMap<String, u32>;
+/// What was granted: names of units, by pool; numbers where the pool has no names.
+pub type Units = BTreeMap<String, Vec<String>>;
+
+/// The body of `POST /v1/requests`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Submit {
+    /// Units of each pool, granted all or nothing.
+    pub want: Want,
+    /// How long a lease lives without a renewal. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// The client's own name for the request: posted twice, it is one request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// What for, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// It waits.
+    Queued,
+    /// It has its units.
+    Granted,
+    /// It gave them back.
+    Released,
+    /// Its lease was not renewed in time.
+    Expired,
+    /// The client gave up.
+    Cancelled,
+    /// It could not be granted: its wait ran out, or the site stopped.
+    Failed,
+}
+
+impl State {
+    /// Whether nothing more will happen to it.
+    pub const fn is_over(self) -> bool {
+        !matches!(self, Self::Queued | Self::Granted)
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Its name.
+    pub id: String,
+    /// Where it stands.
+    pub state: State,
+    /// What it asks for.
+    pub want: Want,
+    /// Who asks.
+    pub owner: Option<String>,
+    /// What for.
+    pub reason: Option<String>,
+    /// Its place among those that wait for the same pools, from 1; none where it does not wait.
+    pub position: Option<u64>,
+    /// What it waits for.
+    pub blocked_by: Vec<Blocker>,
+    /// What it was granted.
+    pub lease: Option<Lease>,
+    /// Why it ended, or what stands in the way beside the blockers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// Why it failed, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Code>,
+    /// The site that it waits at.
+    pub site: String,
+    /// How long it has waited, or did.
+    pub waited_ms: u64,
+    /// Its claim, where it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+}
+
+/// The place of a waiting request in the order of all: the smaller one is older and goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Claim {
+    /// Lamport time at the claim.
+    pub time: u64,
+    /// The number of the site that claims.
+    pub site: u16,
+}
+
+/// One thing that a request waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    /// Where it is.
+    pub site: String,
+    /// Whose it is; none where the site has not said.
+    pub owner: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The pool in question.
+    pub pool: String,
+    /// How many of its units.
+    pub units: u32,
+    /// The name of the lease that has them; none if the blocker waits, or has not answered.
+    pub lease: Option<String>,
+    /// `held`, `queued` or `unanswered`.
+    pub state: String,
+    /// When the lease ends if it is not renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_ms: Option<u64>,
+}
+
+/// A granted request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// A secret: a client that has it may renew and release. Empty in lists.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// The short name, which lists and events show. Operators release by it.
+    #[serde(default)]
+    pub name: String,
+    /// The request that it comes from.
+    pub request: String,
+    /// Names of the units, by pool; numbers where the pool has no names.
+    pub units: Units,
+    /// Larger than that of every earlier lease of one of these units.
+    pub fence: u64,
+    /// How long it lives without a renewal.
+    pub ttl_ms: u64,
+    /// How long it still lives without a renewal.
+    pub expires_in_ms: u64,
+    /// The site that gave it.
+    pub site: String,
+    /// The cluster's configuration under which it was given.
+    pub epoch: u64,
+    /// `live`, or after its end `held` or `quarantined`: a person must release it.
+    pub state: String,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long it has been held.
+    pub held_ms: u64,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+}
+
+/// A pool, counted over all sites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// M.
+    pub units: u32,
+    /// Units in leases.
+    pub held: u32,
+    /// Units that nobody has.
+    pub free: u32,
+    /// Units kept back for a person: those of leases that ended badly, those that a person has
+    /// quarantined and nobody holds any more, and those that a dead site may still use.
+    pub quarantined: u32,
+    /// Requests that wait for it.
+    pub waiting: u64,
+    /// How it is shared.
+    pub protocol: String,
+    /// What happens to a lease that is not renewed.
+    pub on_expiry: OnExpiry,
+    /// The names of its units, where it has names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// Units that were looked for at all sites and are nowhere, or at two: a mistake of ours. Told
+    /// of one pool only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unaccounted: Vec<String>,
+    /// Units that people have quarantined, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantine: Vec<Quarantined>,
+}
+
+/// A unit that a person has quarantined: nobody is granted it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quarantined {
+    /// Its name; its number where it has none.
+    pub unit: String,
+    /// Why.
+    pub reason: String,
+    /// Whether somebody holds it still: then it goes when that one releases it.
+    pub held: bool,
+}
+
+/// The body of `PUT /v1/pools/{name}/quarantine/{unit}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutQuarantine {
+    /// Why, shown to others.
+    pub reason: String,
+}
+
+/// What happens to the units of a lease that is not renewed in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExpiry {
+    /// Others may have them.
+    #[default]
+    Release,
+    /// They stay held until a person releases the lease.
+    Hold,
+    /// They are taken out of service until a person releases the lease.
+    Quarantine,
+}
+
+impl OnExpiry {
+    /// The policy of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "release" => Some(Self::Release),
+            "hold" => Some(Self::Hold),
+            "quarantine" => Some(Self::Quarantine),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Hold => "hold",
+            Self::Quarantine => "quarantine",
+        }
+    }
+}
+
+/// A change of the part that a site has in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MemberChange {
+    /// It is taken out for good.
+    Remove,
+    /// It is gone with its disk; a site of the same name may take its place.
+    Replace,
+    /// It takes no new requests, and its vote goes to another site.
+    Drain,
+    /// It takes requests again.
+    Undrain,
+}
+
+/// A member of the cluster, as one site sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its name.
+    pub site: String,
+    /// Its number.
+    pub number: u16,
+    /// Where sites reach it.
+    pub address: String,
+    /// `self`, `up`, `away`, or `refused`: nothing can be said to it before the epoch changes.
+    pub state: String,
+    /// The number of its life; none before the first contact.
+    pub incarnation: Option<u64>,
+    /// The cluster's epoch, as the site that is asked knows it.
+    pub epoch: u64,
+    /// Whether it is in that epoch.
+    pub member: bool,
+    /// Whether it is one of the sites that decide on the next epoch.
+    #[serde(default)]
+    pub voter: bool,
+    /// Whether it takes no new requests, because an operator drained it.
+    #[serde(default)]
+    pub draining: bool,
+    /// How much longer the site that is asked may grant without hearing from a majority; for
+    /// others that is not known. None where all sites live in one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// How much longer units are kept back that an earlier life of it may have given away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quarantine_ms: Option<u64>,
+    /// What is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Messages that wait for it.
+    pub unacknowledged: u64,
+}
+
+/// Something that happened. It shares what it tells with its request: a site remembers thousands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Happening {
+    /// When, in milliseconds of Unix time: the only clock time in the API.
+    pub at_ms: u64,
+    /// Its number at its site. Later ones are larger, also those of later starts of the site.
+    #[serde(default)]
+    pub seq: u64,
+    /// `queued`, `granted`, `released`, `expired`, `cancelled`, `failed`, `refused` (it could never
+    /// be granted), `held`, `quarantined`,
+    /// `returned` (a unit that a person had quarantined), `pool`, `semaphore`, `taken` and `added`
+    /// (of a semaphore), `peer-reset`, `epoch` (it has changed), `suspended` (no majority, nothing
+    /// is granted here) or `departed` (the others went on without this site).
+    pub event: Cow<'static, str>,
+    /// Where.
+    pub site: Arc<str>,
+    /// Which request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Arc<str>>,
+    /// Whose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Arc<str>>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Arc<str>>,
+    /// What it asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub want: Arc<Want>,
+    /// What it got.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub units: Arc<Units>,
+    /// The name of its lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Arc<str>>,
+    /// Its fence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<u64>,
+    /// How long it waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
+    /// How long it held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_ms: Option<u64>,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cow<'static, str>>,
+    /// The principal that asked, if clients have credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<Arc<str>>,
+}
+
+/// A page of `GET /v1/history?limit=N&after=CURSOR`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryPage {
+    /// Events, the oldest first.
+    pub history: Vec<Happening>,
+    /// The cursor of the next page, which has earlier events; none on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// What one owner, pool or unit used, in `GET /v1/usage`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UsageRow {
+    /// Who asked; empty if the requests did not say. Only by owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The pool. Only by pool and by unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// The unit. Only by unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    /// Leases that were granted.
+    pub leases: u64,
+    /// Units times the hours for which they were held.
+    pub unit_hours: f64,
+    /// The part of all unit-hours of the answer, from 0 to 1.
+    pub share: f64,
+    /// The part of what was there to hold, from 0 to 1: of all pools, of the pool, or of the unit.
+    pub utilisation: f64,
+    /// Half of the leases waited for at most this long.
+    pub wait_p50_ms: Option<u64>,
+    /// 95 of 100 leases waited for at most this long.
+    pub wait_p95_ms: Option<u64>,
+    /// Half of the leases that ended were held for at most this long.
+    pub hold_p50_ms: Option<u64>,
+    /// 95 of 100 leases that ended were held for at most this long.
+    pub hold_p95_ms: Option<u64>,
+    /// Leases that were not renewed in time.
+    pub expired: u64,
+    /// Requests that were not granted: their wait ran out, or the units were busy.
+    pub failed: u64,
+    /// Requests that clients gave up.
+    pub cancelled: u64,
+    /// Requests that could never be granted.
+    pub refused: u64,
+    /// The length of the time that was looked at: less than was asked for if the history is
+    /// shorter.
+    pub window_ms: u64,
+}
+
+/// The place of an event in the history of the cluster: its time, site and number.
+pub type Place = (u64, String, u64);
+
+impl Happening {
+    /// Its place in the history of the cluster.
+    pub fn place(&self) -> Place {
+        (self.at_ms, self.site.to_string(), self.seq)
+    }
+}
+
+/// The body of `PUT /v1/pools/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutPool {
+    /// How many, or their names.
+    pub units: UnitsSpec,
+    /// How it is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// What happens to a lease that is not renewed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_expiry: Option<OnExpiry>,
+}
+
+/// The units of a pool: a number, or their names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum UnitsSpec {
+    /// So many, numbered from 0.
+    Count(u32),
+    /// These.
+    Names(Vec<String>),
+}
+
+/// A semaphore, counted over all sites.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Semaphore {
+    /// Its name.
+    pub name: String,
+    /// What it began with, and all that was added, less all that was taken.
+    pub value: u64,
+    /// How many wait to take from it.
+    pub waiting: u64,
+    /// Who goes next; nobody where nobody waits, or it is about to change.
+    pub head: Option<Head>,
+    /// How it is shared.
+    pub protocol: String,
+    /// Sites that are gone and may have taken what was left: the value is what is certain, and
+    /// more as soon as they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unsure: Vec<String>,
+}
+
+/// Who goes next at a semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Where it waits.
+    pub site: String,
+    /// Who it is.
+    pub owner: Option<String>,
+    /// What it takes.
+    pub k: u32,
+    /// What has to be added before it can.
+    pub missing: u64,
+    /// How long it has waited.
+    pub waited_ms: u64,
+}
+
+/// The body of `PUT /v1/semaphores/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutSemaphore {
+    /// The value that it begins with.
+    pub value: u64,
+    /// How it is shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/p`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub k: u64,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+/// The body of `POST /v1/semaphores/{name}/v`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddSpec {
+    /// How many units.
+    #[serde(default = "one")]
+    pub m: u64,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// What a P came to: nothing but success, anything else is an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// The semaphore.
+    pub name: String,
+    /// What was taken; there is nothing to give back.
+    pub k: u32,
+    /// Always `taken`.
+    pub state: String,
+    /// How long it waited.
+    pub waited_ms: u64,
+}
+
+/// The body of `PUT /v1/gangs/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutGang {
+    /// What each member needs, by its site.
+    pub members: GangMembers,
+}
+
+/// What each member of a gang needs, by its site.
+pub type Members = BTreeMap<String, Want>;
+
+/// Members of a gang: `{"s0":{"gpu":1}}`, or `[{"site":"s0","want":{"gpu":1}}]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GangMembers(pub Members);
+
+impl<'de> Deserialize<'de> for GangMembers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Member {
+            site: String,
+            #[serde(default)]
+            want: Want,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            List(Vec<Member>),
+            Map(BTreeMap<String, Want>),
+        }
+        let list = match Written::deserialize(deserializer)? {
+            Written::Map(map) => return Ok(Self(map)),
+            Written::List(list) => list,
+        };
+        let mut members = BTreeMap::new();
+        for member in list {
+            let twice = format!(
+                "member `{}` is given twice; write each site once, with all its pools",
+                member.site
+            );
+            if members.insert(member.site, member.want).is_some() {
+                return Err(serde::de::Error::custom(twice));
+            }
+        }
+        Ok(Self(members))
+    }
+}
+
+/// A gang.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gang {
+    /// Its name.
+    pub name: String,
+    /// What each member needs, by its site.
+    pub members: BTreeMap<String, Want>,
+    /// `idle`, `queued` or `running`.
+    pub state: String,
+}
+
+/// The body of `POST /v1/gangs/{name}/start`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartGang {
+    /// How long the lease lives without a renewal. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// How long to wait at most; zero tries once. Default for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// The client's own name for the request: posted twice, it is one request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+}
+
+/// A gang that starts, or waits to: its request, and once granted what each member gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// The request: one lease for all members.
+    #[serde(flatten)]
+    pub request: Request,
+    /// The gang.
+    pub gang: String,
+    /// What each member needs.
+    pub members: BTreeMap<String, Want>,
+    /// The units of each member, by pool.
+    pub shares: BTreeMap<String, BTreeMap<String, Vec<String>>>,
+    /// Whether all sites live in one process, so that one command can start all members there.
+    pub together: bool,
+}
+
+/// The body of `POST /v1/gangs/{name}/join`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinGang {
+    /// The member that is there.
+    pub member: String,
+    /// Who speaks for it: a name of its own.
+    pub token: String,
+    /// The run, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<String>,
+    /// How long the member may be silent. Default 30 s.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub ttl: Option<Duration>,
+    /// Who asks, shown to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The member is done, or gives up.
+    #[serde(default)]
+    pub leave: bool,
+    /// With `leave`: how the member's command ended, if not with 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<u8>,
+    /// The member can start: `confirm` of the answer that it confirms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirm: Option<String>,
+    /// How long to wait for news before the answer. Default not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    pub wait: Option<Duration>,
+    /// The principal that asks. The site sets it: a client must not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal: Option<String>,
+}
+
+/// Where a member of a gang stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// The gang.
+    pub gang: String,
+    /// The member.
+    pub member: String,
+    /// The run that it takes part in.
+    pub run: String,
+    /// `gathering` while members are missing; `queued`; `granted` while members have to confirm;
+    /// `running`; `done` once the member has left and others run; `ended` once all have left. In
+    /// the rota `waiting` before `running`.
+    pub state: String,
+    /// Members that are not there.
+    pub missing: Vec<String>,
+    /// What the member got.
+    pub units: Units,
+    /// Larger than that of every earlier lease of one of these units.
+    pub fence: Option<u64>,
+    /// The lease of the whole gang.
+    pub lease: Option<String>,
+    /// How long the member may be silent.
+    pub ttl_ms: u64,
+    /// How long it may go on working without another word, counted from when it asked.
+    pub expires_in_ms: u64,
+    /// With `granted`: what the member sends back as `confirm` once it can start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirm: Option<String>,
+    /// The first member that did not end with 0. The others stop, and end with its code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedMember>,
+}
+
+/// A member of a gang that did not end well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedMember {
+    /// The member.
+    pub member: String,
+    /// The exit code of its command.
+    pub code: u8,
+}
+
+impl Joined {
+    /// A member without a run yet.
+    pub fn new(gang: &str, member: &str, state: String, ttl: Duration) -> Self {
+        Self {
+            gang: gang.to_owned(),
+            member: member.to_owned(),
+            run: String::new(),
+            state,
+            missing: Vec::new(),
+            units: BTreeMap::new(),
+            fence: None,
+            lease: None,
+            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+            expires_in_ms: 0,
+            confirm: None,
+            failed: None,
+        }
+    }
+}
+
+/// The units of each member: in the order of the members, each takes what it needs.
+pub fn shares(
+    members: &BTreeMap<String, Want>,
+    units: &BTreeMap<String, Vec<String>>,
+) -> BTreeMap<String, BTreeMap<String, Vec<String>>> {
+    let mut left: BTreeMap<&String, _> = units.iter().map(|it| (it.0, it.1.iter())).collect();
+    let mut take = |pool: &String, count: u32| -> Vec<String> {
+        left.get_mut(pool).map(|it| it.take(count as usize).cloned().collect()).unwrap_or_default()
+    };
+    let mut share = |want: &Want| want.iter().map(|it| (it.0.clone(), take(it.0, *it.1))).collect();
+    members.iter().map(|(member, want)| (member.clone(), share(want))).collect()
+}
+
+/// What a member of a gang needs, written `POOL:K,POOL`; nothing of it where that makes no sense.
+pub fn parse_want(text: &str) -> Option<Want> {
+    let mut want = Want::new();
+    for part in text.split(',').filter(|_| !text.is_empty()) {
+        let (pool, units) = part.rsplit_once(':').unwrap_or((part, "1"));
+        let units = units.parse().ok().filter(|&units: &u32| units > 0)?;
+        if pool.is_empty() || want.insert(pool.to_owned(), units).is_some() {
+            return None;
+        }
+    }
+    Some(want)
+}
+
+/// An error of the API. What it says is definite: nothing was changed, unless its text says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Error {
+    /// For programs.
+    pub error: Code,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The body of `POST /v1/tokens`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateToken {
+    /// The principal's name.
+    pub name: String,
+    /// Its rules, `VERBS:PATTERN` each.
+    #[serde(default)]
+    pub rules: Vec<String>,
+}
+
+/// A principal that was made, with its token: it is shown this once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeToken {
+    /// The principal's name.
+    pub name: String,
+    /// The secret that it shows.
+    pub token: String,
+    /// Its rules.
+    pub rules: Vec<String>,
+}
+
+/// The principal of a credential: `GET /v1/principal`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Principal {
+    /// Its name; none if clients need no credential.
+    pub name: Option<String>,
+    /// Its rules, `VERBS:PATTERN` each.
+    pub rules: Vec<String>,
+}
+
+/// A principal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its name.
+    pub name: String,
+    /// Its rules.
+    pub rules: Vec<String>,
+    /// How long ago it was made.
+    pub age_ms: u64,
+}
+
+/// The body of `POST /v1/rules/{name}`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PutRules {
+    /// Rules to give.
+    #[serde(default)]
+    pub allow: Vec<String>,
+    /// Rules to take away.
+    #[serde(default)]
+    pub deny: Vec<String>,
+}
+
+/// An entry of a site's audit log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Its number, counted from 1.
+    #[serde(rename = "n")]
+    pub number: u64,
+    /// When, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// The site that was asked.
+    pub site: String,
+    /// The principal that asked; none if it showed no valid credential, or needed none.
+    pub principal: Option<String>,
+    /// The address of the client, or `unix:uid=N`.
+    pub address: String,
+    /// The right that the call needs, or `release`, `cancel` or `renew`.
+    pub verb: String,
+    /// What it concerns.
+    pub object: String,
+    /// Pools, semaphores, gangs and principals that it concerns.
+    pub pools: Vec<String>,
+    /// `ok`, `denied`, `allowed` if the result was not awaited, or the status of the answer.
+    pub result: String,
+}
+
+/// What a check of an audit log found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AuditCheck {
+    /// Entries that were checked.
+    pub entries: u64,
+    /// The number of the first of them: older ones were put away.
+    pub first: u64,
+    /// Whether all are as the site wrote them.
+    pub verified: bool,
+    /// Where they are not, and why.
+    pub fault: Option<String>,
+}
+
+/// How a site is, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Health {
+    /// `ok`, or the verdict in a word, as in the header `kofm-health`: `draining`, `minority`,
+    /// `changing`, `disk`, `missing=SITE,…` or `insecure`.
+    pub health: String,
+    /// The site that says it.
+    pub site: String,
+    /// The cluster's epoch, as the site knows it.
+    pub epoch: u64,
+    /// The problems, the worst first.
+    pub problems: Vec<Problem>,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// The verdict in a word.
+    pub code: String,
+    /// The problem in a sentence.
+    pub message: String,
+    /// The next step.
+    pub action: String,
+}
+
+/// An error of the API, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// No such pool.
+    UnknownPool,
+    /// No such request, or forgotten.
+    UnknownRequest,
+    /// No such path.
+    NotFound,
+    /// The demand can never be granted.
+    Infeasible,
+    /// `wait` was zero and the units are not free.
+    Busy,
+    /// The body is not what it should be.
+    Malformed,
+    /// The lease is over.
+    Gone,
+    /// The credential lacks the right, or a foreign web page asks.
+    Forbidden,
+    /// No valid credential.
+    Unauthorized,
+    /// A body that a browser sends must be JSON, and say so.
+    MediaType,
+    /// More than this site takes on.
+    TooMany,
+    /// The site stops.
+    Draining,
+    /// The site that has to answer does not.
+    Unreachable,
+    /// Not with this cluster.
+    Unsupported,
+    /// The pool is in use.
+    InUse,
+    /// The wrong method for this path.
+    Method,
+    /// No such semaphore.
+    UnknownSemaphore,
+    /// No such gang.
+    UnknownGang,
+    /// `wait` has run out.
+    Timeout,
+}
+
+impl Error {
+    /// An error with this text.
+    pub fn new(error: Code, message: impl Into<String>) -> Self {
+        Self { error, message: message.into() }
+    }
+
+    /// There is no pool of this name.
+    pub fn unknown_pool(name: &str) -> Self {
+        Self::new(
+            Code::UnknownPool,
+            format!("there is no pool `{name}`; `kofm pool ls` lists them"),
+        )
+    }
+}
+
+mod text_duration {
+    use serde::Serializer;
+    use serde::de::Error;
+
+    use super::{Deserialize, Deserializer, Duration, duration};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Text(String),
+        Millis(u64),
+    }
+
+    #[expect(clippy::ref_option, reason = "serde asks for it")]
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => serializer.serialize_str(&duration::show(*time)),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        match Option::<Written>::deserialize(deserializer)? {
+            None => Ok(None),
+            Some(Written::Millis(ms)) => Ok(Some(Duration::from_millis(ms))),
+            Some(Written::Text(text)) => duration::parse(&text).map(Some).map_err(D::Error::custom),
+        }
+    }
+}
