@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import kofm
@@ -18,6 +19,31 @@ def test_new_requests_go_to_a_live_site(cluster):
     with client.acquire("gpu", wait="80s") as lease:
         assert lease.site in ("s1", "s2")
     assert client._transport.current != 0
+
+
+def test_leases_outlive_a_site_that_falls_silent(cluster):
+    client = kofm.Client([cluster.http[1], cluster.http[0], cluster.http[2]])
+    client._transport.current = 0
+    leases = [client.acquire("gpu") for _ in range(2)]
+    assert {lease.site for lease in leases} == {"s1"}
+    cluster.processes[1].send_signal(signal.SIGSTOP)
+    look = kofm.Client([cluster.http[0]])
+    fences = {lease.fence for lease in leases}
+
+    def moved():
+        assert not any(lease.lost for lease in leases)
+        found = [it for it in look.leases("gpu") if it["site"] != "s1"]
+        return {it["fence"] for it in found} == fences
+
+    until("other sites have the leases", moved)
+    # Longer than any promise of the site that is silent.
+    until("the quarantine is over", lambda: all(
+        not it["member"] and not it.get("quarantine_ms")
+        for it in look.members() if it["site"] == "s1"
+    ))
+    assert not any(lease.lost for lease in leases)
+    for lease in leases:
+        lease.release()
 
 
 def test_a_waiting_request_moves_to_a_live_site(cluster):

@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use kofm_api::fast::{FastAnswer, FastCall, FastLease, Frames, MAX_ANSWER, MAX_OPEN, peek};
 
 use crate::api::{self, Code, State, Submit};
+use crate::{Client, ClientError, HEDGE};
 
 /// Open calls that may wait for units; the others find a place, whoever waits.
 const MAX_ASKING: usize = MAX_OPEN / 2;
@@ -33,12 +34,16 @@ pub struct FastClient(Arc<Handle>);
 
 /// Ends the connection when nobody has it any more.
 #[derive(Debug)]
-struct Handle(Arc<Line>);
+struct Handle {
+    line: Arc<Line>,
+    /// Reaches the other sites of the cluster, where the caller gave their addresses.
+    others: Option<Client>,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.lock().left = true;
-        self.0.wake.notify_one();
+        self.line.lock().left = true;
+        self.line.wake.notify_one();
     }
 }
 
@@ -186,7 +191,10 @@ impl Drop for Wish<'_> {
 
 impl FastClient {
     /// Speaks over an upgraded connection.
-    pub(crate) fn new<S: AsyncRead + AsyncWrite + Send + 'static>(stream: S) -> Self {
+    pub(crate) fn new<S: AsyncRead + AsyncWrite + Send + 'static>(
+        stream: S,
+        others: Option<Client>,
+    ) -> Self {
         let (open, asking) = (Semaphore::new(MAX_OPEN), Semaphore::new(MAX_ASKING));
         let line = Line { calls: Mutex::default(), wake: Notify::new(), open, asking };
         let line = Arc::new(line);
@@ -204,18 +212,18 @@ impl FastClient {
             shared.open.close();
             shared.asking.close();
         });
-        Self(Arc::new(Handle(line)))
+        Self(Arc::new(Handle { line, others }))
     }
 
     async fn call(&self, call: FastCall<'_>) -> Result<FastAnswer, api::Error> {
-        let (_, answer) = self.0.0.ask(call).await?;
+        let (_, answer) = self.0.line.ask(call).await?;
         checked(answer.await)
     }
 
     /// Waits for the units, and holds them until the guard is dropped, or for its time to live
     /// without a renewal. If this is given up, so is the request.
     pub async fn acquire(&self, spec: &Submit) -> Result<FastGuard, api::Error> {
-        let line = &*self.0.0;
+        let line = &*self.0.line;
         let _slot = line.asking.acquire().await.map_err(|_| gone())?;
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let mut call = FastCall::Submit {
@@ -254,8 +262,36 @@ impl FastClient {
         self.call(FastCall::Release(Cow::Borrowed(lease))).await.map(|_| ())
     }
 
-    /// Renews a lease, whoever has acquired it; says how long it lives now.
+    /// Renews a lease, whoever has acquired it; says how long it lives now. If the site does not
+    /// answer at once, or the connection is closed, the other sites are asked as well, where the
+    /// [`Client`] that this connection comes from has their addresses.
     pub async fn renew(&self, lease: &str) -> Result<Duration, api::Error> {
+        let here = self.renew_here(lease);
+        let Some(others) = &self.0.others else { return here.await };
+        tokio::pin!(here);
+        let lost =
+            |answer: &Result<Duration, api::Error>| matches!(answer, Err(error) if is_away(error));
+        let known = timeout(HEDGE, &mut here).await;
+        let there = async {
+            let lease = others.renew(lease).await.map_err(|error| match error {
+                ClientError::Refused(error) => error,
+                other => api::Error::new(Code::Unreachable, other.to_string()),
+            })?;
+            Ok(Duration::from_millis(lease.expires_in_ms))
+        };
+        match known {
+            Ok(answer) if !lost(&answer) => return answer,
+            Ok(_) => return there.await,
+            Err(_) => {}
+        }
+        tokio::pin!(there);
+        tokio::select! {
+            answer = &mut here => if lost(&answer) { there.await } else { answer },
+            answer = &mut there => if lost(&answer) { here.await } else { answer },
+        }
+    }
+
+    async fn renew_here(&self, lease: &str) -> Result<Duration, api::Error> {
         match self.call(FastCall::Renew(Cow::Borrowed(lease))).await? {
             FastAnswer::Lease(lease) => Ok(Duration::from_millis(lease.expires_in_ms)),
             FastAnswer::Done | FastAnswer::Request { .. } | FastAnswer::Error { .. } => {
@@ -268,11 +304,13 @@ impl FastClient {
 /// A lease that is released when this is dropped.
 ///
 /// The drop waits for nothing, and works outside of a runtime, too: the release travels with
-/// whatever the connection says next. Where it does not arrive, because the connection is closed or
-/// the program ends before it is sent, the lease ends with its time to live. Whoever has to know
-/// that the units are given back uses [`release`](Self::release).
+/// whatever the connection says next, or through another site where the connection is closed and
+/// the client has further addresses. Where it does not arrive, because the program ends before it
+/// is sent, the lease ends with its time to live. Whoever has to know that the units are given back
+/// uses [`release`](Self::release).
 ///
-/// Nothing renews the lease but [`renew`](Self::renew).
+/// Nothing renews the lease but [`renew`](Self::renew), which asks further sites if the site of the
+/// connection does not answer: see [`Client::renews_after`].
 #[derive(Debug)]
 #[must_use = "the units are given back when this is dropped"]
 pub struct FastGuard {
@@ -294,7 +332,7 @@ impl FastGuard {
 
     /// Gives the units back; when this returns without an error, they are.
     pub async fn release(mut self) -> Result<(), api::Error> {
-        let line = &self.client.0.0;
+        let line = &self.client.0.line;
         let (_, answer) = line.ask(FastCall::Release(Cow::Borrowed(&self.lease.id))).await?;
         self.released = true;
         checked(answer.await).map(|_| ())
@@ -303,8 +341,13 @@ impl FastGuard {
 
 impl Drop for FastGuard {
     fn drop(&mut self) {
-        if !self.released {
-            self.client.0.0.tell(&FastCall::Release(Cow::Borrowed(&self.lease.id)));
+        if self.released {
+            return;
+        }
+        let Handle { line, others } = &*self.client.0;
+        match others {
+            Some(others) if line.lock().frames.closed => others.release_later(&self.lease.id),
+            Some(_) | None => line.tell(&FastCall::Release(Cow::Borrowed(&self.lease.id))),
         }
     }
 }
@@ -322,6 +365,11 @@ fn checked(
 
 fn gone() -> api::Error {
     api::Error::new(Code::Unreachable, "the site has closed the connection")
+}
+
+/// Whether another site may answer better.
+fn is_away(error: &api::Error) -> bool {
+    error.error == Code::Unreachable
 }
 
 fn wrong() -> api::Error {
@@ -384,7 +432,7 @@ mod tests {
     impl Peer {
         fn new() -> (FastClient, Self) {
             let (ours, stream) = tokio::io::duplex(1 << 20);
-            (FastClient::new(ours), Self { stream, buffer: BytesMut::new() })
+            (FastClient::new(ours, None), Self { stream, buffer: BytesMut::new() })
         }
 
         /// The next call; nothing when the client is gone.
@@ -497,7 +545,7 @@ mod tests {
             number = peer.submitted() => number,
         };
         peer.answer(number, &granted("e")).await;
-        while client.0.0.lock().waiting.contains_key(&number) {
+        while client.0.line.lock().waiting.contains_key(&number) {
             tokio::task::yield_now().await;
         }
         drop(task);
@@ -511,7 +559,7 @@ mod tests {
         for _ in 0..MAX_OPEN + 10 {
             guards.push(acquire(&client, &mut peer).await);
         }
-        let line = Arc::clone(&client.0.0);
+        let line = Arc::clone(&client.0.line);
         assert_eq!(line.open.available_permits(), MAX_OPEN);
         drop(guards);
         assert_eq!(line.lock().waiting.len(), MAX_OPEN + 10);
@@ -572,6 +620,6 @@ mod tests {
         drop(second);
         let refused = client.acquire(&Submit::default()).await;
         assert_eq!(refused.unwrap_err().error, Code::Unreachable);
-        assert!(client.0.0.lock().waiting.is_empty());
+        assert!(client.0.line.lock().waiting.is_empty());
     }
 }

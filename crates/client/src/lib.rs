@@ -3,10 +3,10 @@
 //! [`Client::acquire`] gives a guard: its lease is renewed by a thread of the client's own, never
 //! in the caller's event loop, and released when the guard is dropped.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +20,9 @@ use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 pub use kofm_api as api;
 use kofm_api::{Submit, duration};
@@ -47,6 +49,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_ANSWER: usize = 256 << 20;
 /// Connections that are kept for later.
 const MAX_IDLE: usize = 64;
+/// How long the site that is used may take to renew a lease before the next one is asked as well.
+pub(crate) const HEDGE: Duration = Duration::from_millis(250);
+/// Leases that are renewed at the same time.
+const MAX_RENEWALS: usize = 256;
 
 /// Where a site answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +147,7 @@ struct Inner {
     trust: Option<Trust>,
     /// Connections, each with the place of its address.
     idle: Mutex<Vec<(usize, SendRequest<Full<Bytes>>)>>,
-    renewer: Mutex<Option<std_mpsc::Sender<Work>>>,
+    renewer: Mutex<Option<mpsc::UnboundedSender<Work>>>,
     /// The header `kofm-health` of the last answer.
     health: Mutex<Option<String>>,
 }
@@ -217,19 +223,7 @@ impl Client {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let body = Bytes::from(body.unwrap_or_default());
-        let (status, answer) = self.rounds(method, path, body, patience, total).await?;
-        if status.is_success() {
-            return serde_json::from_slice(&answer)
-                .map_err(|error| ClientError::Nonsense(error.to_string()));
-        }
-        let text = String::from_utf8_lossy(&answer).into_owned();
-        if matches!(status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
-            return Err(ClientError::Forbidden(text));
-        }
-        match serde_json::from_slice(&answer) {
-            Ok(error) => Err(ClientError::Refused(error)),
-            Err(_) => Err(ClientError::Nonsense(format!("{status}: {text}"))),
-        }
+        read(self.rounds(method, path, body, patience, total).await?)
     }
 
     /// Calls and returns the answer. A call that can be repeated goes to every address in turn
@@ -265,7 +259,7 @@ impl Client {
             if !later || Moment::now().since(start) + pause > total {
                 return Ok((status, answer));
             }
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
@@ -422,7 +416,8 @@ impl Client {
             return Err(ClientError::Nonsense(response.status().to_string()));
         }
         let stream = hyper::upgrade::on(response).await;
-        Ok(FastClient::new(TokioIo::new(stream.map_err(unreachable)?)))
+        let others = self.has_several().then(|| self.clone());
+        Ok(FastClient::new(TokioIo::new(stream.map_err(unreachable)?), others))
     }
 
     async fn connect(&self, place: usize) -> Result<SendRequest<Full<Bytes>>, String> {
@@ -505,7 +500,7 @@ impl Client {
                 }
                 Err(error) if !error.is_temporary() => return Err(error),
                 Err(error) if Moment::now().since(heard) > ANSWER => return Err(error),
-                Err(_) => tokio::time::sleep(LONGEST_PAUSE).await,
+                Err(_) => sleep(LONGEST_PAUSE).await,
             }
         }
         Ok(request)
@@ -517,10 +512,87 @@ impl Client {
         self.call(Method::DELETE, &path, None::<&()>, ANSWER).await
     }
 
-    /// Renews a lease.
+    /// Renews a lease. A site that does not answer at once may be dead, and the lease ends soon:
+    /// the next site is asked as well, and the first answer counts.
     pub async fn renew(&self, id: &str) -> Result<api::Lease, ClientError> {
         let path = format!("/v1/leases/{}/renew", escape(id));
-        self.call(Method::POST, &path, None::<&()>, ANSWER).await
+        if self.has_several() {
+            read(self.hedged(Method::POST, &path).await?)
+        } else {
+            self.call(Method::POST, &path, None::<&()>, ANSWER).await
+        }
+    }
+
+    /// How long after a renewal the next one is due, where the lease is certain for so long. Whoever
+    /// can ask another site renews so often that the rest suffices for the other sites to notice
+    /// that one is gone, and to take the lease over.
+    pub fn renews_after(&self, certain: Duration) -> Duration {
+        certain / if self.has_several() { 8 } else { 3 }
+    }
+
+    /// Calls the site that is used, and each further one when those before have not answered within
+    /// [`HEDGE`]. A site that answers 503 is asked again.
+    async fn hedged(&self, method: Method, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
+        let count = self.0.addresses.len();
+        let first = self.0.current.load(Ordering::Relaxed);
+        let (answers, mut heard) = mpsc::channel(count);
+        // They end with this call.
+        let mut calls = JoinSet::new();
+        let mut start = |step: usize| {
+            let (client, method, path) = (self.clone(), method.clone(), path.to_owned());
+            let (place, answers) = ((first + step) % count, answers.clone());
+            calls.spawn(async move {
+                let mut pause = AGAIN;
+                loop {
+                    let (nothing, mut sent) = (Bytes::new(), false);
+                    let call = client.once(place, &method, &path, &nothing, &mut sent);
+                    let answer = timeout(ANSWER, call).await;
+                    let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                    if answers.send((place, answer)).await.is_err() {
+                        return;
+                    }
+                    sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            });
+        };
+        let end = Instant::now() + ANSWER;
+        let mut started = 1;
+        start(0);
+        let mut next = Instant::now() + HEDGE;
+        let mut refused = None;
+        let mut causes: BTreeMap<usize, String> = BTreeMap::new();
+        loop {
+            let more = started < count;
+            tokio::select! {
+                Some((place, answer)) = heard.recv() => match answer {
+                    Ok((StatusCode::SERVICE_UNAVAILABLE, text)) => {
+                        causes.remove(&place);
+                        refused = Some((StatusCode::SERVICE_UNAVAILABLE, text));
+                        next = Instant::now();
+                    }
+                    Ok(answer) => {
+                        self.0.current.store(place, Ordering::Relaxed);
+                        return Ok(answer);
+                    }
+                    Err(cause) => {
+                        causes.insert(place, format!("{}: {cause}", self.0.addresses[place]));
+                        next = Instant::now();
+                        if causes.len() == count {
+                            break;
+                        }
+                    }
+                },
+                () = sleep_until(next), if more => {
+                    start(started);
+                    started += 1;
+                    next = Instant::now() + HEDGE;
+                }
+                () = sleep_until(end) => break,
+            }
+        }
+        let causes: Vec<String> = causes.into_values().collect();
+        refused.ok_or_else(|| no_site(&causes))
     }
 
     /// Gives a lease back.
@@ -549,21 +621,26 @@ impl Client {
         let left = Duration::from_millis(lease.expires_in_ms);
         let until = if queued { sent } else { sent.after(left) };
         // A lease is good for its ttl, but never for longer than its site is known to be.
-        let sure = lease.ttl_ms.min(lease.expires_in_ms.max(1));
+        let sure = Duration::from_millis(lease.ttl_ms.min(lease.expires_in_ms.max(1)));
         self.send_work(Work::Keep { lease: lease.id.clone(), ttl: sure, until });
         Ok(LeaseGuard { client: self.clone(), lease })
+    }
+
+    /// Gives a lease back some time soon.
+    pub(crate) fn release_later(&self, id: &str) {
+        self.send_work(Work::Release(id.to_owned()));
     }
 
     /// Hands work to the renewing thread, which starts with the first lease.
     fn send_work(&self, work: Work) {
         let mut renewer = self.0.renewer.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = renewer.get_or_insert_with(|| {
-            let (sender, receiver) = std_mpsc::channel();
+            let (sender, receiver) = mpsc::unbounded_channel();
             // It must not keep its client alive.
             let client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone())
                 .with_trust(self.0.trust.clone());
             let thread = std::thread::Builder::new().name("kofm-renew".into());
-            if let Err(error) = thread.spawn(move || renew_all(&client, &receiver)) {
+            if let Err(error) = thread.spawn(move || renew_all(&client, receiver)) {
                 tracing::error!(%error, "no thread for renewals: leases will expire");
             }
             sender
@@ -607,74 +684,123 @@ impl Drop for GiveUp {
 }
 
 enum Work {
-    Keep { lease: String, ttl: u64, until: Moment },
+    Keep { lease: String, ttl: Duration, until: Moment },
     Release(String),
     Cancel(String),
 }
 
 /// The renewing thread: it ends with the client.
-fn renew_all(client: &Client, work: &std_mpsc::Receiver<Work>) {
+fn renew_all(client: &Client, work: mpsc::UnboundedReceiver<Work>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
+    runtime.block_on(keep_all(client, work));
+}
+
+/// A lease, when its renewal was sent, and what came of that.
+type Renewed = (String, Moment, Result<api::Lease, ClientError>);
+
+/// Renews all leases of a client at the same time: where a site is gone, each has to be presented
+/// to another one before the others go on without it.
+async fn keep_all(client: &Client, mut work: mpsc::UnboundedReceiver<Work>) {
     let mut leases: HashMap<String, Kept> = HashMap::new();
+    let mut renewals: JoinSet<Renewed> = JoinSet::new();
+    let mut others: JoinSet<()> = JoinSet::new();
+    let places = Arc::new(Semaphore::new(MAX_RENEWALS));
     loop {
         let now = Moment::now();
-        let next = leases.values().map(|kept| kept.due(now)).min();
+        let next = leases.values().filter(|kept| !kept.asking).map(|kept| kept.due(now)).min();
         let next = next.map_or(Duration::from_hours(1), |next| next.max(Duration::from_millis(5)));
-        match work.recv_timeout(next) {
-            Ok(Work::Keep { lease, ttl, until }) => {
-                leases.insert(lease, Kept { ttl: Duration::from_millis(ttl), until, again: now });
+        tokio::select! {
+            word = work.recv() => match word {
+                Some(Work::Keep { lease, ttl, until }) => {
+                    let pause = client.renews_after(ttl);
+                    leases.insert(lease, Kept { ttl, pause, until, again: now, asking: false });
+                }
+                Some(Work::Release(lease)) => {
+                    leases.remove(&lease);
+                    let client = client.clone();
+                    others.spawn(async move { drop(client.release(&lease).await) });
+                }
+                Some(Work::Cancel(id)) => {
+                    let client = client.clone();
+                    others.spawn(async move { drop(client.cancel(&id).await) });
+                }
+                None => break,
+            },
+            Some(ended) = renewals.join_next() => {
+                let Ok((lease, sent, renewed)) = ended else { continue };
+                let Some(kept) = leases.get_mut(&lease) else { continue };
+                if kept.is_lost(&lease, sent, renewed) {
+                    tracing::warn!(name = api::lease_name(&lease), "lease lost");
+                    leases.remove(&lease);
+                }
             }
-            Ok(Work::Release(lease)) => {
-                leases.remove(&lease);
-                runtime.block_on(client.release(&lease)).ok();
-            }
-            Ok(Work::Cancel(id)) => {
-                runtime.block_on(client.cancel(&id)).ok();
-            }
-            Err(std_mpsc::RecvTimeoutError::Timeout) => {}
-            Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
+            Some(_) = others.join_next() => {}
+            () = sleep(next) => {}
         }
         let now = Moment::now();
-        leases.retain(|lease, kept| {
-            if kept.due(now) > Duration::ZERO {
-                return true;
+        for (lease, kept) in &mut leases {
+            if kept.asking || kept.due(now) > Duration::ZERO {
+                continue;
             }
-            let sent = Moment::now();
-            let lost = match runtime.block_on(client.renew(lease)) {
-                Ok(renewed) => {
-                    kept.until = sent.after(Duration::from_millis(renewed.expires_in_ms));
-                    false
-                }
-                Err(ClientError::Refused(error)) if error.error == api::Code::Gone => true,
-                Err(error) => {
-                    tracing::warn!(lease, %error, "not renewed");
-                    let now = Moment::now();
-                    kept.again = now.after((kept.ttl / 20).max(Duration::from_millis(5)));
-                    now >= kept.until
-                }
-            };
-            if lost {
-                tracing::warn!(lease, "lease lost");
-            }
-            !lost
-        });
+            kept.asking = true;
+            let (client, lease, places) = (client.clone(), lease.clone(), Arc::clone(&places));
+            renewals.spawn(async move {
+                let _place = places.acquire().await;
+                let sent = Moment::now();
+                let renewed = client.renew(&lease).await;
+                (lease, sent, renewed)
+            });
+        }
     }
+    // What was asked for before is still done.
+    while others.join_next().await.is_some() {}
 }
 
 /// A lease that is renewed.
 struct Kept {
     ttl: Duration,
+    /// How long after a renewal the next one is due.
+    pause: Duration,
     until: Moment,
     /// Not before this: the last attempt has failed.
     again: Moment,
+    /// A renewal is under way.
+    asking: bool,
 }
 
 impl Kept {
-    /// How long to wait before the next renewal: until a third of its time is gone.
+    /// How long to wait before the next renewal.
     fn due(&self, now: Moment) -> Duration {
-        let due = self.until.since(now).saturating_sub(self.ttl * 2 / 3);
+        let due = self.until.since(now).saturating_sub(self.ttl.saturating_sub(self.pause));
         due.max(self.again.since(now))
+    }
+
+    /// Takes what came of a renewal. An answer after the end of the lease changes nothing.
+    fn is_lost(
+        &mut self,
+        lease: &str,
+        sent: Moment,
+        renewed: Result<api::Lease, ClientError>,
+    ) -> bool {
+        self.asking = false;
+        let now = Moment::now();
+        match renewed {
+            Ok(_) if now >= self.until && self.until > sent => true,
+            Ok(renewed) => {
+                self.until = sent.after(Duration::from_millis(renewed.expires_in_ms));
+                // The right to grant of another site may last for less.
+                let least = Duration::from_millis(20);
+                self.again = sent.after(self.pause.min(least));
+                false
+            }
+            Err(ClientError::Refused(error)) if error.error == api::Code::Gone => true,
+            Err(error) => {
+                tracing::warn!(name = api::lease_name(lease), %error, "not renewed");
+                self.again = now.after((self.ttl / 20).max(Duration::from_millis(5)));
+                now >= self.until
+            }
+        }
     }
 }
 
@@ -693,6 +819,22 @@ impl Drop for Turn<'_> {
             // Another call may have found a better one meanwhile.
             current.compare_exchange(self.place, next, Ordering::Relaxed, Ordering::Relaxed).ok();
         }
+    }
+}
+
+/// The body of an answer as JSON, or why there is none.
+fn read<T: DeserializeOwned>((status, answer): (StatusCode, Bytes)) -> Result<T, ClientError> {
+    if status.is_success() {
+        return serde_json::from_slice(&answer)
+            .map_err(|error| ClientError::Nonsense(error.to_string()));
+    }
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    if matches!(status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
+        return Err(ClientError::Forbidden(text));
+    }
+    match serde_json::from_slice(&answer) {
+        Ok(error) => Err(ClientError::Refused(error)),
+        Err(_) => Err(ClientError::Nonsense(format!("{status}: {text}"))),
     }
 }
 

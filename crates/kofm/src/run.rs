@@ -127,7 +127,7 @@ impl Run {
         let until = sent.after(millis(renewed.expires_in_ms));
         guard.until(until, ttl, self.kill_grace).await;
         // A moment, not a pause: signals that come often must not put it off.
-        let mut next = Instant::now() + ttl / 3;
+        let mut next = Instant::now() + client.renews_after(ttl);
         let mut lost = false;
         loop {
             tokio::select! {
@@ -142,14 +142,15 @@ impl Run {
                 () = sleep_until(next), if !lost => {
                     let sent = Moment::now();
                     // A site that does not answer must not keep us from trying again.
-                    let renewed = timeout(ttl / 3, client.renew(&lease.id)).await;
+                    let patience = if client.has_several() { ttl } else { ttl / 3 };
+                    let renewed = timeout(patience, client.renew(&lease.id)).await;
                     let mut pause = (ttl / 20).max(Duration::from_millis(20));
                     match renewed {
                         Ok(Ok(renewed)) => {
                             ttl = certain(&renewed);
                             let until = sent.after(millis(renewed.expires_in_ms));
                             guard.until(until, ttl, self.kill_grace).await;
-                            pause = ttl / 3;
+                            pause = client.renews_after(ttl);
                         }
                         Ok(Err(ClientError::Refused(error))) if error.error == Code::Gone => {
                             tell("kofm: the lease is lost; stopping the command");

@@ -31,4 +31,9 @@ pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Says that a site lives, if the epoch is still that of this record. A site that `listens`
     /// hears what each site last said.
     fn beat(&self, record: Arc<Record>, pulse: Pulse, listens: bool) -> Later<'_, Beat>;
+    /// Beats per site lease. The more, the longer is certain what a client is promised, and the
+    /// sooner a dead site is missed.
+    fn pace(&self) -> u32 {
+        20
+    }
 }

@@ -230,8 +230,11 @@ class _LeaseKeeper(Keeper):
         self._client = client
         self._path = f"/v1/leases/{escape(id)}"
 
+    def several(self) -> bool:
+        return len(self._client._transport.addresses) > 1
+
     def renew(self, until: float) -> float:
-        answer = self._client.call("POST", f"{self._path}/renew", until=until)
+        answer = self._client.call("POST", f"{self._path}/renew", until=until, hurry=True)
         return float(answer["expires_in_ms"]) / 1000
 
     def release(self, until: float) -> None:
@@ -623,6 +626,9 @@ class _MemberKeeper(Keeper):
             body["wait"] = wire_duration(wait)
         answer: Json = self._client.call("POST", self._path, body, answer_within=wait + PATIENCE)
         return answer
+
+    def several(self) -> bool:
+        return len(self._client._transport.addresses) > 1
 
     def renew(self, until: float) -> float:
         answer = self._client.call("POST", self._path, self.body, until=until)

@@ -138,6 +138,10 @@ if hasattr(os, "register_at_fork"):
 class Keeper:
     """What `Lease` needs of the API: how to renew it, and how to give it back."""
 
+    def several(self) -> bool:
+        """Whether another site can be asked."""
+        return False
+
     def renew(self, until: float) -> float:
         """Renews; returns for how many seconds, counted from before the call."""
         raise NotImplementedError
@@ -267,7 +271,10 @@ class Lease:
         self._term = term
 
     def _renew(self) -> None:
-        wait = self._term / 3
+        # Whoever can ask another site renews so often that the rest suffices for the other sites to
+        # notice that one is gone, and to take the lease over.
+        share = 8 if self._keeper.several() else 3
+        wait = self._term / share
         while not self._stop.wait(wait):
             if self.lost.is_set():
                 return
@@ -289,7 +296,7 @@ class Lease:
                 wait = max(0.1, self._term / 6)
             else:
                 self._extend(sent, term)
-                wait = term / 3
+                wait = term / share
 
     def _release_later(self, until: float) -> None:
         pause = threading.Event()

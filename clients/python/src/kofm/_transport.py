@@ -34,6 +34,11 @@ from ._values import Address, now
 #: Seconds for a connection, and for an answer that does not wait.
 PATIENCE = 5.0
 
+#: Seconds after which the next address is asked to renew a lease: the first one has to be quick,
+#: the others may first have to find out that its site is gone.
+HEDGE = 0.25
+_HEDGED = 1.5
+
 #: Seconds for which a call is repeated while sites answer that they do not know now. A site that
 #: died is left out of the cluster after its site lease, 5 s unless the configuration says otherwise.
 UNSURE = 15.0
@@ -126,6 +131,7 @@ class Transport:
         repeatable: bool = True,
         answer_within: Optional[float] = PATIENCE,
         until: Optional[float] = None,
+        hurry: bool = False,
     ) -> Answer:
         """Calls each address in turn, until one answers.
 
@@ -133,7 +139,8 @@ class Transport:
         for up to `UNSURE` seconds: that ends when the cluster has left out a site that died.
         A call that is not ``repeatable`` goes to another site only if it was certainly not sent.
         ``answer_within`` None waits for the answer as long as the connection lives.
-        ``until`` is a moment of `now` after which no further address is tried.
+        ``until`` is a moment of `now` after which no further address is tried. A call in a
+        ``hurry`` leaves an address that is silent for `HEDGE` seconds.
         """
         if self._pid != os.getpid():
             # Connections of the parent process must not be shared.
@@ -142,9 +149,11 @@ class Transport:
         while True:
             failures: List[Unreachable] = []
             unsure = False
-            for _ in range(len(self.addresses)):
+            for step in range(len(self.addresses)):
                 index = self.current
                 patience = answer_within
+                if hurry and len(self.addresses) > 1:
+                    patience = _HEDGED if step else HEDGE
                 if until is not None:
                     left = max(0.05, until - now())
                     patience = left if patience is None else min(patience, left)
@@ -169,7 +178,7 @@ class Transport:
                 if until is not None and now() >= until:
                     break
             end = started + UNSURE if until is None else min(until, started + UNSURE)
-            if not unsure or now() + pause >= end:
+            if not (unsure or hurry) or now() + pause >= end:
                 break
             time.sleep(pause)
             pause = min(2 * pause, 1.0)

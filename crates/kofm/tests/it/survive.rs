@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, command, exit_code, temp_dir, until};
+use crate::harness::{Cluster, command, exit_code, signal, temp_dir, until};
 
 const POOLS: &str = "[pools]\ngpu = 6\nslot = { units = 6, protocol = \"roaming\" }\n\
                      disk = { units = 6, protocol = \"quorum\" }\n";
@@ -171,6 +171,36 @@ fn a_lease_is_released_through_another_site_and_renewed_by_no_forged_id() {
     let name = cluster.json(0, &["status", "--json"])["leases"][0]["name"].clone();
     assert!(cluster.run(0, &["release", name.as_str().unwrap()]).status.success());
     cluster.all_free("gpu");
+}
+
+/// As after a power cut: nothing closes the connections of the site, and nothing answers.
+#[test]
+fn commands_run_on_when_the_site_that_they_use_falls_silent_for_good() {
+    let mut cluster = Cluster::start_as(3, TOP, POOLS);
+    cluster.members(1, 3);
+    let addresses = [1, 0, 2].map(|site| cluster.http[site].clone()).join(",");
+    let wants: [&[&str]; 5] =
+        [&["gpu:2"], &["slot:2", "gpu"], &["disk:3"], &["slot", "--ttl", "5m"], &["gpu", "disk"]];
+    let mut jobs = Jobs::start(&addresses, &wants);
+    let before = leases(&cluster, 1);
+    assert_eq!(before.len(), 5);
+    assert!(before.values().all(|it| it.1 == "s1"), "{before:?}");
+    signal(&cluster.sites[1], "STOP");
+    cluster.members(0, 2);
+    until("all leases are at other sites", || {
+        jobs.all_run();
+        let now = leases(&cluster, 0);
+        now.len() == 5 && now.values().all(|it| it.1 != "s1")
+    });
+    assert_eq!(units(&leases(&cluster, 0)), units(&before));
+    // Longer than any promise of the site that is silent.
+    until("the quarantine is over", || cluster.pool(0, "gpu")["free"] == 2);
+    jobs.all_run();
+    jobs.end();
+    for pool in ["gpu", "slot", "disk"] {
+        cluster.all_free(pool);
+    }
+    cluster.kill(1);
 }
 
 /// Sites are killed one after the other, and no command is stopped: `ROUNDS=200 cargo test -p kofm

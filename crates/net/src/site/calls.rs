@@ -15,9 +15,8 @@ use kofm_site::ids::home_of;
 use kofm_site::input::Command;
 use kofm_site::paper::LeasePaper;
 
-/// How long the site that has a lease is waited for, before the lease is presented here; a fifth of
-/// the site lease if that is less.
-const HOME_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the site that has a lease may take to answer, before the lease is also presented here.
+const HOME_PATIENCE: Duration = Duration::from_millis(250);
 /// How often and for how long a release is delivered to a site that does not answer.
 const LATE_RELEASE: Duration = Duration::from_secs(1);
 const LATE_RELEASES: u32 = 600;
@@ -232,20 +231,27 @@ impl Site {
         Err(last.unwrap_or_else(stopped))
     }
 
-    /// Renews a lease where it is; if that site does not answer, the lease is presented here.
+    /// Renews a lease where it is. If that site does not answer at once, the lease is presented
+    /// here as well: should the other site be dead, its next report decides.
     pub(super) async fn at_home_or_here(&self, id: &str) -> Result<Answer, api::Error> {
         let call = Call::Renew(id.to_owned());
         let me = self.0.config.me();
-        if let Some(home) = self.home_of_lease(id).filter(|&home| home != me)
-            && self.0.mesh.is_up(home)
-        {
-            let patience = HOME_PATIENCE.min(self.0.config.site_lease / 5);
-            let there = self.ask(home, call.clone(), patience).await;
-            if !matches!(&there, Err(error) if error.error == Code::Unreachable) {
-                return there;
-            }
+        let home = self.home_of_lease(id).filter(|&home| home != me && self.0.mesh.is_up(home));
+        let Some(home) = home else { return self.call(call).await };
+        let unsure = |answer: &Result<Answer, api::Error>| matches!(answer, Err(error) if error.error == Code::Unreachable);
+        let there = self.ask(home, call.clone(), PEER_PATIENCE);
+        tokio::pin!(there);
+        match timeout(HOME_PATIENCE, &mut there).await {
+            Ok(answer) if !unsure(&answer) => return answer,
+            Ok(_) => return self.call(call).await,
+            Err(_) => {}
         }
-        self.call(call).await
+        let here = self.call(call);
+        tokio::pin!(here);
+        tokio::select! {
+            answer = &mut there => if unsure(&answer) { here.await } else { answer },
+            answer = &mut here => answer,
+        }
     }
 
     /// Releases a lease where it is. If that site is gone, the release is delivered when it is

@@ -39,7 +39,7 @@ pub(crate) async fn beat(
             return;
         }
         // The site has to take note of the epoch before the next beat can succeed.
-        let pause = if again || now.hurry { lease / 20 } else { lease / 10 };
+        let pause = if again || now.hurry { lease / 20 } else { lease / store.pace() };
         tokio::select! {
             () = sleep(pause) => {}
             changed = me.changed() => if changed.is_err() { return },

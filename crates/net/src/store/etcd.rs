@@ -104,6 +104,11 @@ impl Etcd {
 }
 
 impl Store for Etcd {
+    /// Each beat is a write to the disks of etcd.
+    fn pace(&self) -> u32 {
+        10
+    }
+
     fn swap(&self, next: Record) -> Later<'_, Swap> {
         Box::pin(async move {
             let put = |name: &str, value: &[u8]| {

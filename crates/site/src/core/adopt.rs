@@ -80,6 +80,10 @@ impl Core {
             return self.respond(reply, Err(super::leases::gone()));
         };
         match self.whereabouts(giver, &paper) {
+            // Whoever granted it has joined in an epoch that is not known here.
+            Whereabouts::Over if paper.epoch > self.epoch() => {
+                self.respond(reply, Err(moving()));
+            }
             Whereabouts::Over => self.respond(reply, Err(super::leases::gone())),
             Whereabouts::At(site) => self.respond(reply, Err(self.moved(site))),
             Whereabouts::Open(told) => {
