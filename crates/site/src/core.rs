@@ -18,6 +18,7 @@ mod plans;
 mod requests;
 mod rota;
 mod semaphores;
+mod tries;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -178,7 +179,9 @@ pub struct Core {
     /// The number of the first of them: larger than those of earlier starts.
     first_event: u64,
     listeners: Vec<events::Listener>,
-    asks: HashMap<u64, oneshot::Sender<Result<Answer, api::Error>>>,
+    asks: HashMap<u64, Asker>,
+    /// Requests with `wait` zero for which members count.
+    tries: HashMap<u64, tries::Try>,
     next_ask: u64,
     pub(super) history: VecDeque<api::Happening>,
     /// Where it is kept for longer, and the questions that it has not answered.
@@ -413,6 +416,13 @@ enum Responder {
     Fast(u64, Arc<dyn Outbox>),
 }
 
+/// Where the answer of another site goes.
+enum Asker {
+    Caller(oneshot::Sender<Result<Answer, api::Error>>),
+    /// A request that must not wait, and the member that was asked.
+    Try(u64, SiteId),
+}
+
 enum Timer {
     Lease(u64),
     Deadline(u64),
@@ -526,6 +536,7 @@ impl Core {
             first_event: first_clock(incarnation).time,
             listeners: Vec::new(),
             asks: HashMap::new(),
+            tries: HashMap::new(),
             next_ask: 0,
             history: VecDeque::new(),
             kept: None,

@@ -38,6 +38,7 @@ pub fn answer(answer: Result<Answer, api::Error>) -> FastAnswer {
             | Answer::Usage(_)
             | Answer::Counted(_)
             | Answer::Ahead { .. }
+            | Answer::InUse { .. }
             | Answer::History(_)
             | Answer::UsageReport(_)
             | Answer::Taken(_)

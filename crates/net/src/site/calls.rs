@@ -55,6 +55,7 @@ impl Site {
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::InUse { .. }
             | Call::Semaphores
             | Call::Gangs
             | Call::Rota
@@ -101,6 +102,7 @@ impl Site {
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
+            | Call::InUse { .. }
             | Call::Take { .. }
             | Call::GiveUp(_)
             | Call::Add { .. }

@@ -156,8 +156,14 @@ async fn who_asks_once_gets_what_is_free_elsewhere() {
             let request = sites[0].submit(once.clone()).await.unwrap();
             assert_eq!(request.state, State::Granted, "{kind:?}");
         }
+        // The members have counted: no timer ran out.
         for site in &sites {
-            assert_eq!(site.submit(once.clone()).await.unwrap_err().error, Code::Busy, "{kind:?}");
+            let error = site.submit(once.clone()).await.unwrap_err();
+            assert_eq!(error.error, Code::Busy, "{kind:?}");
+            let counted = "busy: pool `gpu` has 0 of 3 units free, 1 asked";
+            let here = "busy: others at this site come first";
+            let sure = [counted, here].iter().any(|text| error.message.contains(text));
+            assert!(sure, "{kind:?}: {error}");
         }
     }
 }

@@ -66,6 +66,11 @@ pub enum Call {
         want: Want,
         claim: Stamp,
     },
+    /// Units of these pools that are held, or due to requests that asked before this claim.
+    InUse {
+        want: Want,
+        claim: Option<Stamp>,
+    },
     /// What happened, or what was used.
     Ledger(LedgerAsk),
     /// P: takes from a semaphore, and waits for its turn and for units.
@@ -176,6 +181,10 @@ pub enum Answer {
     Ahead {
         list: Vec<Blocker>,
         older: u64,
+    },
+    InUse {
+        epoch: u64,
+        pools: BTreeMap<String, u32>,
     },
     History(Vec<Happening>),
     UsageReport(Report),

@@ -127,7 +127,7 @@ impl Core {
         let sure = crowded || (knows && in_front());
         let once = self.requests.get(&key).is_some_and(|request| request.once);
         if sure && once {
-            return self.refuse(key, Code::Busy, "busy");
+            return self.refuse(key, Code::Busy, "busy: others at this site come first");
         }
         if self.engines[engine].counts {
             for (pool, units) in demand.parts() {

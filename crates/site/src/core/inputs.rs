@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use kofm_core::{Clock, SiteId};
-use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
 use super::plans::Edit;
-use super::{Core, MAX_ASKS, Responder, Todo};
+use super::{Asker, Core, MAX_ASKS, Responder, Todo};
 use crate::api::{self, Answer, Call, Code, Hold};
 use crate::bounds;
 use crate::engine::{Move, Refused};
@@ -82,14 +81,17 @@ impl Core {
                 Err(_) => self.end_session(from, "a question that cannot be decoded"),
             },
             Payload::Answer { number, body } => {
-                if let Some(reply) = self.asks.remove(&number) {
+                if let Some(asker) = self.asks.remove(&number) {
                     let answer = serde_json::from_slice(&body).unwrap_or_else(|_| {
                         Err(api::Error::new(
                             Code::Unreachable,
                             "the answer of the site cannot be read",
                         ))
                     });
-                    reply.send(answer).ok();
+                    match asker {
+                        Asker::Caller(reply) => drop(reply.send(answer)),
+                        Asker::Try(key, site) => self.on_try_answer(key, site, answer),
+                    }
                 }
             }
         }
@@ -147,7 +149,7 @@ impl Core {
                     self.on_call(call, Responder::Fast(number, Arc::clone(&outbox)));
                 }
             }
-            Command::Ask { peer, call, reply } => self.ask(peer, &call, reply),
+            Command::Ask { peer, call, reply } => self.ask(peer, &call, Asker::Caller(reply)),
             Command::Scramble { pool, reply } => {
                 let done = self.scramble(&pool);
                 reply.send(done).ok();
@@ -219,6 +221,9 @@ impl Core {
             Call::Queue => Ok(Answer::Queue(self.queue())),
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
+            Call::InUse { want, claim } => {
+                Ok(Answer::InUse { epoch: self.installed, pools: self.in_use(&want, claim, None) })
+            }
             Call::Ledger(ask) => return self.ask_history(ask, reply),
             Call::GiveUp(key) => {
                 self.give_up(key);
@@ -282,15 +287,14 @@ impl Core {
         }
     }
 
-    pub(super) fn ask(
-        &mut self,
-        peer: SiteId,
-        call: &Call,
-        reply: oneshot::Sender<Result<Answer, api::Error>>,
-    ) {
+    pub(super) fn ask(&mut self, peer: SiteId, call: &Call, asker: Asker) {
         if self.asks.len() >= MAX_ASKS {
-            // Whoever asked may have given up.
-            self.asks.retain(|_, reply| !reply.is_closed());
+            // Callers may have given up.
+            let tries = &self.tries;
+            self.asks.retain(|_, asker| match asker {
+                Asker::Caller(reply) => !reply.is_closed(),
+                Asker::Try(key, _) => tries.contains_key(key),
+            });
         }
         let body = serde_json::to_vec(call).unwrap_or_default();
         let number = self.next_ask;
@@ -299,10 +303,14 @@ impl Core {
             && self.links.send(peer, &Payload::Ask { number, body }).is_ok();
         if sent {
             self.next_ask += 1;
-            self.asks.insert(number, reply);
+            self.asks.insert(number, asker);
         } else {
             let text = format!("site {} does not answer now; try again", self.site_name(peer));
-            drop(reply.send(Err(api::Error::new(Code::Unreachable, text))));
+            let answer = Err(api::Error::new(Code::Unreachable, text));
+            match asker {
+                Asker::Caller(reply) => drop(reply.send(answer)),
+                Asker::Try(key, site) => self.on_try_answer(key, site, answer),
+            }
         }
     }
 }

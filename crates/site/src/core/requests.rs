@@ -83,6 +83,7 @@ impl Core {
                     self.watch_key(key, settle, told, reply);
                     self.settle();
                 }
+                self.count_for(key);
             }
             Err(error) => {
                 self.metrics.refused += 1;
@@ -274,7 +275,10 @@ impl Core {
         if told != Told::News && request.once && request.state == State::Failed {
             let text = match self.obstacle() {
                 Some(why) => format!("not now: {why}"),
-                None => "the units are not free; leave out `wait` to queue for them".to_owned(),
+                None => {
+                    let cause = request.cause.as_deref().unwrap_or("busy");
+                    format!("{cause}; leave out `wait` to queue for them")
+                }
             };
             return self.respond(reply, Err(api::Error::new(Code::Busy, text)));
         }
@@ -355,6 +359,7 @@ impl Core {
         if self.keep_ghost(key, state, &cause) {
             return;
         }
+        self.tries.remove(&key);
         let Some(request) = self.requests.get_mut(&key) else { return };
         let (was, named) = (request.state, request.named);
         request.state = state;
