@@ -85,7 +85,7 @@ pub struct FastLease {
 }
 
 impl FastLease {
-    /// What a fast client learns of a lease.
+    /// The part of a lease that a fast client needs.
     pub fn new(lease: Lease) -> Self {
         let Lease { id, units, fence, ttl_ms, expires_in_ms, .. } = lease;
         Self { id: id.into(), units: Arc::new(units), fence, ttl_ms, expires_in_ms }

@@ -523,9 +523,9 @@ impl Client {
         }
     }
 
-    /// How long after a renewal the next one is due, where the lease is certain for so long. Whoever
-    /// can ask another site renews so often that the rest suffices for the other sites to notice
-    /// that one is gone, and to take the lease over.
+    /// How long after a renewal the next one is due, if the lease is certain for this long. A client
+    /// of several sites renews so often that the rest suffices for the other sites to notice that
+    /// one is gone, and to take the lease over.
     pub fn renews_after(&self, certain: Duration) -> Duration {
         certain / if self.has_several() { 8 } else { 3 }
     }
@@ -753,7 +753,7 @@ async fn keep_all(client: &Client, mut work: mpsc::UnboundedReceiver<Work>) {
             });
         }
     }
-    // What was asked for before is still done.
+    // Calls that were asked for before are still done.
     while others.join_next().await.is_some() {}
 }
 

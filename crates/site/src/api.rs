@@ -1,4 +1,4 @@
-//! What a site's core is asked and answers: the types of the HTTP API, and those between sites.
+//! Calls of a site's core and their answers: the types of the HTTP API, and those between sites.
 
 mod calls;
 mod ledger;

@@ -240,7 +240,9 @@ impl Site {
         let me = self.0.config.me();
         let home = self.home_of_lease(id).filter(|&home| home != me && self.0.mesh.is_up(home));
         let Some(home) = home else { return self.call(call).await };
-        let unsure = |answer: &Result<Answer, api::Error>| matches!(answer, Err(error) if error.error == Code::Unreachable);
+        let unsure = |answer: &Result<Answer, api::Error>| {
+            answer.as_ref().is_err_and(|error| error.error == Code::Unreachable)
+        };
         let there = self.ask(home, call.clone(), PEER_PATIENCE);
         tokio::pin!(there);
         match timeout(HOME_PATIENCE, &mut there).await {
