@@ -523,8 +523,8 @@ impl Client {
         }
     }
 
-    /// How long after a renewal the next one is due, if the lease is certain for this long. A client
-    /// of several sites renews so often that the rest suffices for the other sites to notice that
+    /// How long after a renewal the next one is due, if the lease is certain for this time. Clients
+    /// of several sites renew so often that the rest suffices for the other sites to notice that
     /// one is gone, and to take the lease over.
     pub fn renews_after(&self, certain: Duration) -> Duration {
         certain / if self.has_several() { 8 } else { 3 }
