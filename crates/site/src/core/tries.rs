@@ -1,4 +1,5 @@
-//! Requests with `wait` zero: the members count what is in use, and one that cannot be served fails.
+//! Requests with `wait` zero: the members count the units in use, and a request that cannot be
+//! served fails.
 //!
 //! A site that lacks units asks every member how many units of each pool are held there, or are
 //! due to requests that asked earlier. If fewer are left than the request needs, it fails as busy
