@@ -274,7 +274,12 @@ pub enum MemberChange {
     Drain,
     /// It takes requests again.
     Undrain,
+    /// A machine with this key may come under that name.
+    Admit(KeyId),
 }
+
+/// The SHA-256 of a site's public key, by which the others know the site.
+pub type KeyId = [u8; 32];
 
 /// A member of the cluster, as one site sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -303,7 +303,7 @@ Examples:
   kofm invite                # a code for one use, within an hour
   kofm invite --expires 10m
 
-Run it on the machine where `kofm init` was run; its site must run, too.";
+Run it on the machine of any site that `kofm init` or `kofm join` made; that site must run, too.";
 
 #[derive(Debug, Args)]
 #[command(after_help = INVITE_EXAMPLES)]
@@ -396,7 +396,7 @@ impl Join {
             site_lease: Some(Duration::from_millis(admission.site_lease)),
             voters: admission.voters.into_iter().collect(),
             authority: &admission.authority,
-            authority_key: None,
+            authority_key: Some(&admission.authority_key),
             certificate: &admission.certificate,
             key: &key,
         }

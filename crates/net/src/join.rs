@@ -11,10 +11,13 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::BytesMut;
+use kofm_site::api::KeyId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,14 +29,16 @@ use crate::config::{Config, check_name, is_address};
 use crate::random;
 use crate::store::ballots::Ballots;
 use crate::store::etcd::{decode, encode};
-use crate::tls::{connect_to_join, fingerprint, site_uri};
+use crate::tls::{connect_to_join, fingerprint, key_of_pem, site_uri};
 use crate::wire::{Admission, Frame, Join, MAX_BODY};
 use kofm_client::read_certificates;
 
 /// How far the clocks of a site and of a machine that joins may be apart.
 const SKEW: u64 = 3600;
-/// How long a machine waits for the site that its code names.
+/// How long a machine waits for a connection to the site that its code names.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it waits for the answer: the cluster has to agree on its name and key.
+const LONG_PATIENCE: Duration = Duration::from_mins(1);
 const PREFIX: &str = "kofm1-";
 
 /// Seconds of Unix time.
@@ -141,9 +146,11 @@ pub fn found(state_dir: &Path) -> io::Result<()> {
 pub fn invite(config: &Config, expires_in: Duration) -> Result<Code, String> {
     let key = config.tls.as_ref().and_then(|tls| tls.ca_key.as_ref());
     let (Some(tls), Some(_), Some(dir)) = (&config.tls, key, invitations(config)) else {
-        return Err("this site has no key of the cluster's authority; a code must be made at the \
-                    site where `kofm init` was run"
-            .to_owned());
+        return Err(
+            "this site has no key of the cluster's authority (`ca_key`); make the code at \
+                    a site that has it: each site that `kofm init` or `kofm join` made"
+                .to_owned(),
+        );
     };
     let authority = read_certificates(&tls.ca)?;
     let address = config.members.get(&config.site).cloned().unwrap_or_default();
@@ -161,8 +168,18 @@ pub fn invite(config: &Config, expires_in: Duration) -> Result<Code, String> {
     Ok(code)
 }
 
+/// Makes names and keys known to the whole cluster.
+pub(crate) trait Admits: Send + Sync {
+    /// Lets the machine with this key come under that name, or says why it may not.
+    fn admit<'a>(&'a self, name: &'a str, key: KeyId) -> Admitted<'a>;
+}
+
+/// When the cluster has agreed, or why it has not.
+pub(crate) type Admitted<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+
 /// Takes in machines that show a code.
 pub(crate) struct Registrar {
+    admits: Arc<dyn Admits>,
     cluster: String,
     site: String,
     authority: Pair,
@@ -179,7 +196,7 @@ impl fmt::Debug for Registrar {
 
 impl Registrar {
     /// The registrar of a site that has the authority's key.
-    pub(crate) fn open(config: &Config) -> Result<Option<Self>, String> {
+    pub(crate) fn open(config: &Config, admits: Arc<dyn Admits>) -> Result<Option<Self>, String> {
         let Some(tls) = &config.tls else { return Ok(None) };
         let (Some(path), Some(invitations)) = (&tls.ca_key, invitations(config)) else {
             return Ok(None);
@@ -191,6 +208,7 @@ impl Registrar {
         let authority = Pair { public: read(&tls.ca)?, key: read(path)? };
         let voter = |name: &String| Some((name.clone(), config.members.get(name)?.clone()));
         Ok(Some(Self {
+            admits,
             cluster: config.cluster.clone(),
             site: config.site.clone(),
             authority,
@@ -201,7 +219,7 @@ impl Registrar {
     }
 
     /// Makes a certificate, if the code is good. Otherwise nothing changes.
-    pub(crate) fn admit(
+    pub(crate) async fn admit(
         &self,
         join: &Join,
         taken: bool,
@@ -238,8 +256,7 @@ impl Registrar {
             let name = &join.site;
             return Err(format!(
                 "--site: the cluster has or had a site {name}; a name must be new: use the same \
-                 code \
-                 with another --site"
+                 code with another --site"
             ));
         }
         if !is_address(&join.address) {
@@ -248,13 +265,20 @@ impl Registrar {
         let hosts = hosts_of(&join.address);
         let certificate =
             authority::issue(&self.authority, &self.cluster, &join.site, &hosts, &join.request)?;
+        let key = key_of_pem(&certificate)?;
         // Renamed by one of several that show it at once.
         fs::rename(&path, &used)
             .map_err(|error| format!("CODE: it cannot be marked as used: {error}; try again"))?;
+        if let Err(why) = self.admits.admit(&join.site, key).await {
+            // Nothing has changed, so it is still good.
+            fs::rename(&used, &path).ok();
+            return Err(format!("{why}; then use the same code again"));
+        }
         Ok(Admission {
             cluster: self.cluster.clone(),
             certificate,
             authority: self.authority.public.clone(),
+            authority_key: self.authority.key.clone(),
             voters: if voters.is_empty() { self.voters.clone() } else { voters.clone() },
             site_lease: u64::try_from(self.site_lease.as_millis()).unwrap_or(u64::MAX),
         })
@@ -305,7 +329,7 @@ pub async fn redeem(code: &Code, site: &str, address: &str) -> Result<(Admission
         request,
         clock: unix_time(),
     };
-    let answered = timeout(PATIENCE, show(code, &join)).await;
+    let answered = timeout(LONG_PATIENCE, show(code, &join)).await;
     let answer = answered.map_err(|_| unreachable(&code.address, "no answer in time"))??;
     Ok((answer, key))
 }
@@ -359,6 +383,16 @@ mod tests {
         }
     }
 
+    /// A cluster that takes all but one in.
+    struct Willing;
+
+    impl Admits for Willing {
+        fn admit<'a>(&'a self, name: &'a str, _: KeyId) -> Admitted<'a> {
+            let refused = (name == "refused").then(|| "no majority".to_owned());
+            Box::pin(async move { refused.map_or(Ok(()), Err) })
+        }
+    }
+
     fn cluster(name: &str) -> (Dir, Config) {
         let dir = std::env::temp_dir().join(format!("kofm-join-{name}-{}", std::process::id()));
         fs::remove_dir_all(&dir).ok();
@@ -401,35 +435,41 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_good_code_buys_one_certificate() {
+    #[tokio::test]
+    async fn a_good_code_buys_one_certificate() {
         let (_dir, config) = cluster("good");
-        let registrar = Registrar::open(&config).unwrap().unwrap();
+        let registrar = Registrar::open(&config, Arc::new(Willing)).unwrap().unwrap();
         let code = invite(&config, Duration::from_mins(1)).unwrap();
         // Wrong machines do not use the code up.
-        let refused = registrar.admit(&join(&code, "a"), true, &BTreeMap::new()).unwrap_err();
+        let refused = registrar.admit(&join(&code, "a"), true, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("another --site"), "{refused}");
-        let refused = registrar.admit(&join(&code, "b c"), false, &BTreeMap::new()).unwrap_err();
+        let refused =
+            registrar.admit(&join(&code, "b c"), false, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("--site"), "{refused}");
         let year = Join { clock: unix_time() + 31_536_000, ..join(&code, "b") };
-        let refused = registrar.admit(&year, false, &BTreeMap::new()).unwrap_err();
+        let refused = registrar.admit(&year, false, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("365 days ahead"), "{refused}");
-        let admission = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap();
+        let unlucky = registrar.admit(&join(&code, "refused"), false, &BTreeMap::new()).await;
+        assert!(unlucky.unwrap_err().contains("same code again"));
+        let admission = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).await.unwrap();
         assert_eq!(admission.voters, BTreeMap::from([("a".into(), "h:1".into())]));
-        let refused = registrar.admit(&join(&code, "c"), false, &BTreeMap::new()).unwrap_err();
+        let refused =
+            registrar.admit(&join(&code, "c"), false, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("used before"), "{refused}");
     }
 
-    #[test]
-    fn expired_and_foreign_codes_are_refused() {
+    #[tokio::test]
+    async fn expired_and_foreign_codes_are_refused() {
         let (_dir, config) = cluster("old");
-        let registrar = Registrar::open(&config).unwrap().unwrap();
+        let registrar = Registrar::open(&config, Arc::new(Willing)).unwrap().unwrap();
         let code = invite(&config, Duration::ZERO).unwrap();
-        let refused = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap_err();
+        let refused =
+            registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("expired"), "{refused}");
         let (_other, foreign) = cluster("foreign");
         let code = invite(&foreign, Duration::from_mins(1)).unwrap();
-        let refused = registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).unwrap_err();
+        let refused =
+            registrar.admit(&join(&code, "b"), false, &BTreeMap::new()).await.unwrap_err();
         assert!(refused.contains("did not make it"), "{refused}");
     }
 }

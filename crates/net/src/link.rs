@@ -391,11 +391,17 @@ impl Mesh {
         }
     }
 
+    /// Whether the certificate of a connection is that of this site.
+    fn check_key(&self, name: &str, connection: &Connection) -> Result<(), String> {
+        match (&self.identity.tls, &connection.shown) {
+            (Some(tls), Some(shown)) => tls.check(shown, name),
+            (None, _) | (_, None) => Ok(()),
+        }
+    }
+
     /// Whether to go on with this process: another one may have its name.
     fn meet(&self, who: &Who, from: SocketAddr, connection: &mut Connection) -> Result<(), Refuse> {
-        if let (Some(tls), Some(names)) = (&self.identity.tls, &connection.names)
-            && let Err(text) = tls.check(names, &who.name)
-        {
+        if let Err(text) = self.check_key(&who.name, connection) {
             return Err(Refuse { code: RefuseCode::Address, text });
         }
         if self.identity.roster.is_removed(&who.name) {
@@ -485,10 +491,10 @@ impl Mesh {
                 let taken = join.site == self.identity.name;
                 let roster = &self.identity.roster;
                 let taken = taken || roster.is_taken(&join.site);
-                registrar.admit(join, taken, &roster.voters())
+                registrar.admit(join, taken, &roster.voters()).await
             }
             None => Err("this site cannot make certificates: take a code from `kofm invite` at \
-                         the site where `kofm init` was run"
+                         a site whose file has `ca_key`"
                 .to_owned()),
         };
         match &answer {
@@ -532,7 +538,8 @@ impl Mesh {
                 () = self.stopped() => return,
             };
             let Ok(Ok(question)) = note else { return };
-            if self.identity.roster.is_removed(who) {
+            let removed = self.identity.roster.is_removed(who);
+            if removed || self.check_key(who, &connection).is_err() {
                 return;
             }
             let answer = Frame::Note(Bytes::from(answers.answer(who, question).await));

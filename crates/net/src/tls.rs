@@ -4,10 +4,11 @@
 //! the authority, and that the name is the one in the greeting. Host names and addresses do not
 //! count.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use kofm_client::read_certificates;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -24,6 +25,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
+
+use kofm_site::api::KeyId;
 
 /// Where a site has its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,10 +46,41 @@ pub(crate) fn site_uri(cluster: &str, site: &str) -> String {
     format!("kofm://{cluster}/{site}")
 }
 
+/// A peer, as its certificate shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// The URIs that it names.
+    pub names: Vec<String>,
+    key: KeyId,
+}
+
+impl Shown {
+    fn of(certificates: Option<&[CertificateDer<'_>]>) -> Self {
+        let Some(certificate) = certificates.and_then(<[_]>::first) else { return Self::default() };
+        Self { names: uris(certificate), key: key_of(certificate).unwrap_or_default() }
+    }
+}
+
+/// The hash of the key in a certificate.
+pub(crate) fn key_of(certificate: &CertificateDer<'_>) -> Option<KeyId> {
+    let (_, parsed) = parse_x509_certificate(certificate).ok()?;
+    Some(Sha256::digest(parsed.tbs_certificate.subject_pki.raw).into())
+}
+
+/// The hash of the key in a certificate, PEM.
+pub(crate) fn key_of_pem(certificate: &str) -> Result<KeyId, String> {
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes());
+    let key = certificate.ok().and_then(|it| key_of(&it));
+    key.ok_or_else(|| "the new certificate cannot be read".to_owned())
+}
+
 /// The certificate and the trust of one site.
 #[derive(Clone)]
 pub(crate) struct Tls {
     cluster: String,
+    key: KeyId,
+    /// The keys of the sites, as far as this one knows the cluster's record.
+    pins: Arc<RwLock<BTreeMap<String, KeyId>>>,
     acceptor: TlsAcceptor,
     connector: TlsConnector,
 }
@@ -72,7 +106,7 @@ impl Tls {
     pub(crate) fn load(files: &TlsConfig, cluster: &str, site: &str) -> Result<Self, String> {
         let authority = read_certificates(&files.ca)?;
         let mut chain = read_certificates(&files.cert)?;
-        let names = uris(&chain[0]);
+        let (names, own) = (uris(&chain[0]), key_of(&chain[0]));
         let must = site_uri(cluster, site);
         if !names.contains(&must) {
             let names = names.join(", ");
@@ -110,16 +144,43 @@ impl Tls {
             .map_err(wrong)?;
         Ok(Self {
             cluster: cluster.to_owned(),
+            key: own.unwrap_or_default(),
+            pins: Arc::default(),
             acceptor: TlsAcceptor::from(Arc::new(server)),
             connector: TlsConnector::from(Arc::new(client)),
         })
     }
 
-    /// Whether a certificate with these names is that of a site.
-    pub(crate) fn check(&self, names: &[String], site: &str) -> Result<(), String> {
-        let must = site_uri(&self.cluster, site);
+    /// The hash of this site's own key.
+    pub(crate) const fn key(&self) -> KeyId {
+        self.key
+    }
+
+    /// Believes these keys from now on; where there are none, the authority alone.
+    pub(crate) fn pin(&self, keys: &BTreeMap<String, KeyId>) {
+        let mut pins = self.pins.write().unwrap_or_else(PoisonError::into_inner);
+        if *pins != *keys {
+            pins.clone_from(keys);
+        }
+    }
+
+    /// Whether this is the certificate of a site.
+    pub(crate) fn check(&self, shown: &Shown, site: &str) -> Result<(), String> {
+        let (must, names) = (site_uri(&self.cluster, site), &shown.names);
         if names.contains(&must) {
-            return Ok(());
+            let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
+            return match pins.get(site) {
+                Some(key) if *key == shown.key => Ok(()),
+                Some(_) => Err(format!(
+                    "it says that it is {site}, with another key than the cluster knows: if its \
+                     disk was lost, `kofm member replace {site}`, and `kofm join` there"
+                )),
+                None if pins.is_empty() => Ok(()),
+                None => Err(format!(
+                    "the cluster does not know the key of site {site}: `kofm invite`, and there \
+                     `kofm join CODE`"
+                )),
+            };
         }
         let names = if names.is_empty() { "no site".to_owned() } else { names.join(", ") };
         Err(format!("the certificate names {names}; it must name {must}"))
@@ -129,21 +190,21 @@ impl Tls {
     pub(crate) async fn connect(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(client::TlsStream<TcpStream>, Vec<String>)> {
+    ) -> io::Result<(client::TlsStream<TcpStream>, Shown)> {
         let stream =
             self.connector.connect(no_name(), stream).await.map_err(|error| explain(&error))?;
-        let names = stream.get_ref().1.peer_certificates().and_then(|it| it.first()).map(uris);
-        Ok((stream, names.unwrap_or_default()))
+        let shown = Shown::of(stream.get_ref().1.peer_certificates());
+        Ok((stream, shown))
     }
 
     /// Takes on a site, or a machine that wants to join and has no certificate.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
-    ) -> io::Result<(server::TlsStream<TcpStream>, Vec<String>)> {
+    ) -> io::Result<(server::TlsStream<TcpStream>, Shown)> {
         let stream = self.acceptor.accept(stream).await.map_err(|error| explain(&error))?;
-        let names = stream.get_ref().1.peer_certificates().and_then(|it| it.first()).map(uris);
-        Ok((stream, names.unwrap_or_default()))
+        let shown = Shown::of(stream.get_ref().1.peer_certificates());
+        Ok((stream, shown))
     }
 }
 

@@ -4,6 +4,7 @@
 //! the checksum before the body is read. `docs/WIRE.md` is the specification.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kofm_core::SiteId;
@@ -71,7 +72,7 @@ pub struct Join {
 }
 
 /// All that a new site needs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
     /// The cluster's name.
     pub cluster: String,
@@ -79,10 +80,19 @@ pub struct Admission {
     pub certificate: String,
     /// The certificate of the cluster's authority, PEM.
     pub authority: String,
+    /// Its key, PEM: any site takes in the next machine.
+    pub authority_key: String,
     /// The sites that vote, and their addresses.
     pub voters: BTreeMap<String, String>,
     /// The site lease in milliseconds.
     pub site_lease: u64,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It has a secret in it.
+        f.debug_struct("Admission").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
 }
 
 /// The first frame of a connection for questions outside the session.

@@ -9,7 +9,7 @@ use kofm_core::voting::Electorate;
 use kofm_core::{Cluster, Demand, Kind, PoolId, ProtocolId, Service, SiteId, Unit, Units};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{self, Code, Members, OnExpiry};
+use crate::api::{self, Code, KeyId, Members, OnExpiry};
 use crate::config::{
     Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named, unit_name,
 };
@@ -22,12 +22,14 @@ const MAX_NUMBERS: u16 = 60_000;
 /// Units that may be quarantined by people, in all pools together: every site keeps the reasons,
 /// and so does the store.
 const MAX_OUT: usize = 1000;
+/// Machines that have been admitted and have not come yet.
+const MAX_AWAITED: usize = 64;
 /// Bytes of a reason.
 const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
 const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
-const FORM: [u8; 5] = *b"kofm\x04";
+const FORM: [u8; 5] = *b"kofm\x05";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,6 +57,9 @@ pub struct Plan {
     pub draining: BTreeSet<SiteId>,
     /// Names of sites that were removed. Their certificates are good no more.
     pub removed: BTreeSet<String>,
+    /// The keys of sites, by name. Where there are any, no other key is believed, and no site
+    /// comes without one; otherwise the authority that signed their certificates counts.
+    pub keys: BTreeMap<String, KeyId>,
     /// What proves that a site of this cluster granted a lease; drawn with the first epoch.
     pub key: PaperKey,
 }
@@ -197,6 +202,33 @@ impl Plan {
         self.sites.insert(SiteId(self.last), (name.to_owned(), address));
     }
 
+    /// Lets a machine with this key come under a name that no site has or had.
+    pub fn admit(&mut self, name: &str, key: KeyId) -> Result<(), api::Error> {
+        if self.removed.contains(name) || self.site_named(name).is_some() {
+            let text = format!("the cluster has or had a site {name}; a name must be new");
+            return Err(api::Error::new(Code::InUse, text));
+        }
+        // Elsewhere the authority's signature is enough.
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let here: BTreeSet<&String> = self.sites.values().map(|it| &it.0).collect();
+        let mut awaited = self.keys.keys().filter(|it| !here.contains(it));
+        if let Some(first) = awaited.next()
+            && awaited.count() + 1 >= MAX_AWAITED
+            && !self.keys.contains_key(name)
+        {
+            let text = format!(
+                "{MAX_AWAITED} machines have joined and never come; give one up: `kofm member rm \
+                 {first}`"
+            );
+            return Err(api::Error::new(Code::TooMany, text));
+        }
+        // One that never came is forgotten with its key.
+        self.keys.insert(name.to_owned(), key);
+        Ok(())
+    }
+
     /// The site of this name, and its address.
     pub fn site_named(&self, name: &str) -> Option<(SiteId, String)> {
         let found = self.sites.iter().find(|it| it.1.0 == name);
@@ -207,7 +239,9 @@ impl Plan {
     pub fn take_out(&mut self, site: SiteId) {
         let largest = self.sites.keys().map(|site| site.0).max().unwrap_or(0);
         self.last = self.last.max(largest);
-        self.sites.remove(&site);
+        if let Some((name, _)) = self.sites.remove(&site) {
+            self.keys.remove(&name);
+        }
         self.draining.remove(&site);
     }
 

@@ -205,6 +205,52 @@ fn a_cluster_of_three_survives_its_first_site() {
 }
 
 #[test]
+fn any_site_invites_so_a_cluster_outlives_the_machine_that_founded_it() {
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(Machine::new);
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "3"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    // At a site that joined.
+    c.spawn(&["join", &b.invite(), "--site", "c"]);
+    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    let stolen = a.dir.join("stolen");
+    let copied = Command::new("cp").arg("-r").args([&a.site_dir(), &stolen]).status();
+    assert!(copied.unwrap().success());
+    a.kill();
+    fs::remove_dir_all(a.site_dir()).unwrap();
+    b.sees(&["b", "c"]);
+    // Names that are taken, with the founder gone.
+    let mut d = Machine::new("d");
+    let code = c.invite();
+    let text = d.refused(&["join", &code, "--site", "a", "--only"]);
+    assert!(text.contains("another --site"), "{text}");
+    d.spawn(&["join", &code, "--site", "d"]);
+    for machine in [&b, &c, &d] {
+        machine.sees(&["b", "c", "d"]);
+    }
+    until("a is given up", || c.run(&["member", "replace", "a"]).status.success());
+    a.spawn(&["join", &d.invite(), "--site", "a"]);
+    for machine in [&a, &b, &c, &d] {
+        machine.sees(&["b", "c", "d", "a"]);
+    }
+    until("a grants all", || a.run(&["run", "gpu:3", "--", "true"]).status.success());
+    // The old disk has a certificate of the authority and the authority's key. It is not a.
+    a.kill();
+    fs::remove_dir_all(a.site_dir()).unwrap();
+    fs::rename(&stolen, a.site_dir()).unwrap();
+    let mut old = a.kofm(&["serve", "--config"]);
+    old.arg(a.site_dir().join("site.toml")).stdout(Stdio::null());
+    let log = a.dir.join("old.log");
+    a.site = Some(old.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    until("the old disk is refused", || said().contains("another key"));
+    b.sees(&["b", "c", "d"]);
+}
+
+#[test]
 fn a_voter_with_a_wiped_disk_is_replaced() {
     let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
     a.init("lab");

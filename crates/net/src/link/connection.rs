@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::lives::Open;
 use crate::session::Broken;
-use crate::tls::Tls;
+use crate::tls::{Shown, Tls};
 use crate::wire::{Frame, MAX_BODY, MAX_GREETING, Refuse, RefuseCode, WireError};
 
 pub(super) type Reader = Box<dyn AsyncRead + Send + Sync + Unpin>;
@@ -19,8 +19,8 @@ pub(super) type Writer = Box<dyn AsyncWrite + Send + Sync + Unpin>;
 pub(super) struct Connection {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
-    /// What the peer's certificate names; nothing where sites have no certificates.
-    pub(super) names: Option<Vec<String>>,
+    /// What the peer's certificate shows; nothing where sites have no certificates.
+    pub(super) shown: Option<Shown>,
     pub(super) buffer: BytesMut,
     /// Its place among the connections of its link.
     pub(super) number: u64,
@@ -39,8 +39,8 @@ impl Connection {
         Ok(Self::of(Box::new(reader), Box::new(writer), None))
     }
 
-    fn of(reader: Reader, writer: Writer, names: Option<Vec<String>>) -> Self {
-        Self { reader, writer, names, buffer: BytesMut::new(), number: 0, open: None }
+    fn of(reader: Reader, writer: Writer, shown: Option<Shown>) -> Self {
+        Self { reader, writer, shown, buffer: BytesMut::new(), number: 0, open: None }
     }
 
     /// A connection to the site `name`, whose certificate must say so.
@@ -53,21 +53,21 @@ impl Connection {
         let from = stream.peer_addr()?;
         let Some(tls) = tls else { return Ok((Self::new(stream)?, from)) };
         stream.set_nodelay(true)?;
-        let (stream, names) = tls.connect(stream).await?;
-        if let Err(why) = tls.check(&names, name) {
+        let (stream, shown) = tls.connect(stream).await?;
+        if let Err(why) = tls.check(&shown, name) {
             return Err(LinkError::Refuses(format!("the site at {address}: {why}")));
         }
         let (reader, writer) = tokio::io::split(stream);
-        Ok((Self::of(Box::new(reader), Box::new(writer), Some(names)), from))
+        Ok((Self::of(Box::new(reader), Box::new(writer), Some(shown)), from))
     }
 
     /// A connection that a peer made.
     pub(super) async fn accept(stream: TcpStream, tls: Option<&Tls>) -> io::Result<Self> {
         let Some(tls) = tls else { return Self::new(stream) };
         stream.set_nodelay(true)?;
-        let (stream, names) = tls.accept(stream).await?;
+        let (stream, shown) = tls.accept(stream).await?;
         let (reader, writer) = tokio::io::split(stream);
-        Ok(Self::of(Box::new(reader), Box::new(writer), Some(names)))
+        Ok(Self::of(Box::new(reader), Box::new(writer), Some(shown)))
     }
 
     pub(super) async fn send(&mut self, frame: &Frame) -> io::Result<()> {

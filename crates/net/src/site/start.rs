@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use kofm_core::SiteId;
 use kofm_core::voting::{DiskId, MAX_VOTERS, Wanted};
@@ -19,7 +19,7 @@ use crate::boottime::{Alarm, Boottime, Moment, read};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
 use crate::incarnation::{IdentityError, StateDir};
-use crate::join::Registrar;
+use crate::join::{Admits, Admitted, Registrar};
 use crate::ledger::{Ledger, Limits};
 use crate::link::{Answers, Callers, Identity, Lines, Lives, Mesh, Roster};
 use crate::random;
@@ -27,6 +27,7 @@ use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
 use crate::tls::Tls;
+use kofm_site::api::{KeyId, MemberChange};
 use kofm_site::core::{Change, Core, Doors, Note, Origin, View};
 use kofm_site::journal::Journal;
 use kofm_site::plan::{self, Plan};
@@ -145,7 +146,9 @@ impl Site {
         let state = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
         let incarnation = state.as_ref().map_or(1, |state| state.incarnation());
         lives.set_incarnation(incarnation);
-        let registrar = Registrar::open(&config).map_err(StartError::Config)?.map(Arc::new);
+        let door = Arc::new(Door(OnceLock::new()));
+        let registrar = Registrar::open(&config, Arc::clone(&door) as _);
+        let registrar = registrar.map_err(StartError::Config)?.map(Arc::new);
         let alone = config.members.len() == 1 && !config.is_open();
         let sole = together.is_some() || alone;
         let view = watch::Sender::new(View { sole, ..View::default() });
@@ -176,6 +179,9 @@ impl Site {
             if own.known().epoch > 0
                 && let Ok(record) = plan::unpack(&own.known().body)
             {
+                if let Some(tls) = tls {
+                    tls.pin(&record.plan.keys);
+                }
                 recalled = record.plan.principals;
             }
             Arc::new(own)
@@ -198,8 +204,11 @@ impl Site {
             Arc::new(etcd.map_err(StartError::Config)?)
         };
         let disk = ballots.disk();
-        let change = keep(&config, (incarnation, disk), store, news, view.clone(), state.clone());
-        tokio::spawn(watch_membership(config.me(), view.subscribe(), lives));
+        let plan = first_plan(&config, tls);
+        let own = (incarnation, disk, plan);
+        let change = keep(&config, own, store, news, view.clone(), state.clone());
+        let watched = (view.subscribe(), tls.cloned());
+        tokio::spawn(watch_membership(config.me(), watched, lives));
         let events = broadcast::Sender::new(EVENTS);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
@@ -244,7 +253,22 @@ impl Site {
             recalled,
             _state: state,
         });
+        door.0.set(Arc::downgrade(&inner)).ok();
         Ok(Self(inner))
+    }
+}
+
+/// Where machines are admitted to the cluster, once the site has started.
+struct Door(OnceLock<Weak<Inner>>);
+
+impl Admits for Door {
+    fn admit<'a>(&'a self, name: &'a str, key: KeyId) -> Admitted<'a> {
+        Box::pin(async move {
+            let site = self.0.get().and_then(Weak::upgrade).map(Site);
+            let site = site.ok_or("the site is starting or stopping: wait until it runs")?;
+            let admitted = site.change_member(name, MemberChange::Admit(key)).await;
+            admitted.map_err(|error| error.message)
+        })
     }
 }
 
@@ -272,13 +296,20 @@ impl Roster for Sites {
 }
 
 /// Tells whether this process is in the epoch, as long as the site lives.
-async fn watch_membership(me: SiteId, mut view: watch::Receiver<View>, lives: Arc<Lives>) {
+async fn watch_membership(
+    me: SiteId,
+    (mut view, tls): (watch::Receiver<View>, Option<Tls>),
+    lives: Arc<Lives>,
+) {
     let mut numbers: BTreeMap<String, SiteId> = BTreeMap::new();
     loop {
         let now: Option<BTreeMap<String, SiteId>> = view
             .borrow()
             .plan()
             .map(|plan| plan.sites.iter().map(|(&site, it)| (it.0.clone(), site)).collect());
+        if let (Some(tls), Some(plan)) = (&tls, view.borrow().plan()) {
+            tls.pin(&plan.keys);
+        }
         // A site that was replaced is another one with the same name.
         if let Some(now) = now.filter(|it| *it != numbers) {
             for (name, site) in &numbers {
@@ -389,6 +420,9 @@ async fn find_number(
     }
     // A lock on the directory comes later; nothing is decided here.
     let known = Ballots::open(Some(&dir))?.known();
+    if let (Some(tls), Ok(record)) = (tls, plan::unpack(&known.body)) {
+        tls.pin(&record.plan.keys);
+    }
     same_members(config, &known)?;
     if place_in(config, &known).map_err(StartError::Config)? {
         return Ok(());
@@ -445,10 +479,21 @@ async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartE
     Ok(())
 }
 
+/// What the cluster begins with, if this site founds it. Where it has an authority of its own, all
+/// sites are known by their keys.
+fn first_plan(config: &Config, tls: Option<&Tls>) -> Plan {
+    let mut plan = Plan::first(&config.core());
+    let own = config.tls.as_ref().is_some_and(|it| it.ca_key.is_some());
+    if let Some(tls) = tls.filter(|_| own && config.voters == [config.site.clone()]) {
+        plan.keys.insert(config.site.clone(), tls.key());
+    }
+    plan
+}
+
 /// Starts the tasks that talk to the store.
 fn keep(
     config: &Config,
-    (incarnation, disk): (u64, DiskId),
+    (incarnation, disk, plan): (u64, DiskId, Plan),
     store: Arc<dyn Store>,
     news: mpsc::Sender<News>,
     running: watch::Sender<View>,
@@ -486,5 +531,5 @@ fn keep(
         sole,
         whole,
     };
-    Change::new(config.me(), incarnation, Moment::now(), Plan::first(&config.core()), lease, doors)
+    Change::new(config.me(), incarnation, Moment::now(), plan, lease, doors)
 }

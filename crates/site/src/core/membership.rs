@@ -45,7 +45,10 @@ impl Core {
             if let Some(site) = plan.sites.values_mut().find(|site| site.0 == *name) {
                 // It has moved.
                 site.1 = note.address;
-            } else if check_name(name).is_ok() && plan.sites.len() < MAX_SITES {
+            } else if check_name(name).is_ok()
+                && plan.sites.len() < MAX_SITES
+                && (plan.keys.is_empty() || plan.keys.contains_key(name))
+            {
                 plan.give_number(name, note.address);
             }
         }
@@ -94,12 +97,22 @@ impl Core {
         let refuse = |code, text: String| Err(api::Error::new(code, text));
         let members = &self.change.record().members;
         let mut plan = self.plan.clone();
+        if let MemberChange::Admit(key) = change {
+            return plan.admit(name, key).map(|()| plan);
+        }
+        // One that has not come yet.
+        let awaited = plan.keys.contains_key(name) && plan.site_named(name).is_none();
+        if awaited && matches!(change, MemberChange::Remove | MemberChange::Replace) {
+            plan.keys.remove(name);
+            return Ok(plan);
+        }
         let Some((site, address)) = plan.site_named(name) else {
             let text = format!("site {name} is not in this cluster; `kofm member ls` lists them");
             return refuse(Code::NotFound, text);
         };
         let runs = self.candidates(&plan, members).get(&site).is_some_and(|it| it.disk.is_some());
         match change {
+            MemberChange::Admit(_) => {}
             MemberChange::Drain => {
                 let left = members.keys().filter(|it| !plan.draining.contains(it));
                 if left.filter(|it| **it != site).count() == 0 {
