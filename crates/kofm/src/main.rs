@@ -6,6 +6,7 @@
 mod acquire;
 mod ask;
 mod audit;
+mod backup;
 mod bench;
 mod cgroup;
 #[cfg(feature = "lab")]
@@ -29,6 +30,7 @@ mod pool;
 mod progress;
 mod protocols;
 mod quorums;
+mod recover;
 #[cfg(feature = "lab")]
 mod replay;
 mod run;
@@ -103,6 +105,10 @@ enum Command {
     Drain(member::Drain),
     /// Let a drained site accept requests again
     Undrain(member::Undrain),
+    /// Print the configuration that the cluster keeps, for `kofm restore`
+    Backup(backup::Backup),
+    /// Add what a backup has and the cluster lacks
+    Restore(backup::Restore),
     /// Show problems of the cluster and how to solve them
     Doctor(doctor::Doctor),
     /// Watch pools, leases and the queue in the terminal
@@ -169,6 +175,8 @@ impl Command {
             Self::Member(member) => member.run(),
             Self::Drain(drain) => drain.run(),
             Self::Undrain(undrain) => undrain.run(),
+            Self::Backup(backup) => backup.run(),
+            Self::Restore(restore) => restore.run(),
             Self::Doctor(doctor) => doctor.run(),
             Self::Top(top) => top.run(),
             Self::Pool(pool) => pool.run(),

@@ -19,6 +19,7 @@ use crate::exit::{CONFIG, Exit, SYSTEM, UNREACHABLE, USAGE};
 use crate::keyring;
 use crate::log::Log;
 use crate::output::{say_line, tell};
+use crate::recover::Recover;
 use crate::serve::Serve;
 
 /// The ports on which a site listens, unless it is told.
@@ -31,7 +32,7 @@ const FILE: &str = "site.toml";
 
 /// Where a site keeps its configuration, its keys and its state.
 #[derive(Debug, Args)]
-struct Dir {
+pub(crate) struct Dir {
     /// Directory of the site; default: /var/lib/kofm for root, else ~/.local/state/kofm
     #[arg(long, env = "KOFM_DIR", value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -52,6 +53,11 @@ impl Dir {
         base.map(|it| it.join("kofm")).ok_or_else(|| {
             Exit::new(USAGE, "--dir: HOME is not set; give the directory of the site")
         })
+    }
+
+    /// The configuration of the site in it.
+    pub(crate) fn site_file(&self) -> Result<PathBuf, Exit> {
+        Ok(self.path()?.join(FILE))
     }
 
     /// The directory, which must not have a site yet.
@@ -425,6 +431,8 @@ pub(crate) enum Member {
     Rm(Rm),
     /// Give up a site that is gone with its disk, and take its name back
     Replace(Rm),
+    /// Go on with this site alone if the majority of the voters is lost for good
+    Recover(Recover),
 }
 
 /// Let a site take no new requests, and move its vote
@@ -478,6 +486,7 @@ impl Member {
     pub(crate) fn run(self) -> Result<(), Exit> {
         match self {
             Self::Ls(ls) => ls.members.run(),
+            Self::Recover(recover) => recover.run(),
             Self::Rm(Rm { site, server }) => ask::Members::removing(server, site).run(),
             Self::Replace(of) => change(
                 &of,

@@ -51,11 +51,14 @@ use crate::api::{
 use crate::duration;
 use crate::gate::{Caller, Gate};
 use crate::site::Site;
+use kofm_site::backup::Backup;
 use kofm_site::rules::Verb;
 
 /// Clients that may listen to events at once.
 const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
+/// It travels to another site in one frame.
+const MAX_BACKUP: usize = 8 << 20;
 const BODY_IN: Duration = Duration::from_secs(10);
 
 const OPENAPI: &str = include_str!("http/openapi.json");
@@ -105,6 +108,7 @@ fn router_on(site: Site, access: Access, socket: bool) -> Router {
         .route("/v1/gangs/{name}/join", post(join_gang))
         .route("/v1/tokens", get(tokens::list).post(tokens::create))
         .route("/v1/tokens/{name}", delete(tokens::revoke))
+        .route("/v1/backup", get(backup).put(restore))
         .route("/v1/audit", get(audit::audit))
         .route("/v1/rules", get(tokens::rules))
         .route("/v1/rules/{name}", post(tokens::change))
@@ -198,11 +202,18 @@ fn with_missing(mut response: Response, missing: &[String]) -> Answer {
 
 /// Reads a body as JSON, whatever its content type says.
 async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiError> {
+    body_within(request, MAX_BODY).await
+}
+
+async fn body_within<T: DeserializeOwned>(
+    request: HttpRequest<Body>,
+    most: usize,
+) -> Result<T, ApiError> {
     let malformed = |text: String| ApiError(Error::new(Code::Malformed, text));
-    let read = axum::body::to_bytes(request.into_body(), MAX_BODY);
+    let read = axum::body::to_bytes(request.into_body(), most);
     let bytes: Bytes = match timeout(BODY_IN, read).await {
         Ok(Ok(bytes)) => bytes,
-        Ok(Err(_)) => return Err(malformed(format!("the body is longer than {MAX_BODY} bytes"))),
+        Ok(Err(_)) => return Err(malformed(format!("the body is longer than {most} bytes"))),
         Err(_) => return Err(malformed("the body did not come in time".into())),
     };
     // Where everything has a default, nothing need be said.
@@ -368,6 +379,16 @@ async fn change_member(
     };
     app.site.change_member(&name, change).await?;
     ok(&json!({"site": name, "state": state}))
+}
+
+async fn backup(Shared(app): Shared<App>) -> Answer {
+    ok(&app.site.backup()?)
+}
+
+async fn restore(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
+    let backup: Backup = body_within(request, MAX_BACKUP).await?;
+    app.site.restore(&backup).await?;
+    ok(&app.site.backup()?)
 }
 
 async fn pools(Shared(app): Shared<App>) -> Answer {

@@ -44,6 +44,15 @@ pub enum IdentityError {
 }
 
 impl StateDir {
+    /// Keeps every other process out of the directory as long as the result lives.
+    pub fn lock(dir: &Path) -> Result<File, IdentityError> {
+        let path = dir.join("lock");
+        let lock = File::create(&path).map_err(|source| IdentityError::Io { path, source })?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| IdentityError::InUse(dir.to_owned()))?;
+        Ok(lock)
+    }
+
     /// Takes the next incarnation and makes it durable.
     pub fn open(dir: &Path) -> Result<Self, IdentityError> {
         let io = |path: &Path| {
@@ -51,10 +60,7 @@ impl StateDir {
             move |source| IdentityError::Io { path, source }
         };
         fs::create_dir_all(dir).map_err(io(dir))?;
-        let lock_path = dir.join("lock");
-        let lock = File::create(&lock_path).map_err(io(&lock_path))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| IdentityError::InUse(dir.to_owned()))?;
+        let lock = Self::lock(dir)?;
 
         let path = dir.join("incarnation");
         let last = match fs::read_to_string(&path) {

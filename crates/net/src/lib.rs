@@ -25,6 +25,7 @@ pub mod join;
 mod ledger;
 mod link;
 mod random;
+pub mod recover;
 mod site;
 mod store;
 mod tls;

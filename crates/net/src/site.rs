@@ -48,6 +48,7 @@ use crate::link::Mesh;
 use crate::random;
 pub(crate) use events::Listening;
 pub(crate) use history::wall_ms;
+use kofm_site::backup::Backup;
 use kofm_site::core::{MAX_WATCH, View, millis};
 pub(crate) use kofm_site::ids::is_given_id;
 use kofm_site::input::Command;
@@ -427,6 +428,26 @@ impl Site {
     /// Removes, replaces, drains or undrains a site, with the next epoch.
     pub async fn change_member(&self, name: &str, change: MemberChange) -> Result<(), api::Error> {
         self.next_epoch(Call::Member { name: name.to_owned(), change }).await
+    }
+
+    /// The configuration that the cluster keeps.
+    pub fn backup(&self) -> Result<Backup, api::Error> {
+        let view = self.view();
+        let plan = view.plan().filter(|_| view.epoch > 0 || view.sole);
+        let unknown = || api::Error::new(Code::Unreachable, "this site knows no epoch yet");
+        Ok(Backup::of(&self.0.config.cluster, plan.ok_or_else(unknown)?))
+    }
+
+    /// Adds what a backup has and the cluster lacks, with the next epoch: all or nothing.
+    pub async fn restore(&self, backup: &Backup) -> Result<(), api::Error> {
+        let malformed = |error: serde_json::Error| {
+            api::Error::new(Code::Malformed, format!("the backup: {error}"))
+        };
+        let text = serde_json::to_string(backup).map_err(malformed)?;
+        let units = self.view().plan().map_or(0, |plan| backup.units(plan));
+        let sum = self.0.config.check_sum(units);
+        sum.map_err(|text| api::Error::new(Code::TooMany, text))?;
+        self.next_epoch(Call::Restore(text)).await
     }
 }
 

@@ -4,6 +4,7 @@
 #![expect(missing_docs, missing_debug_implementations, reason = "an inner part of `kofm-net`")]
 
 pub mod api;
+pub mod backup;
 pub mod boottime;
 pub mod bounds;
 pub mod config;
@@ -20,6 +21,7 @@ pub mod names;
 pub mod paper;
 pub mod plan;
 pub mod random;
+pub mod recovery;
 pub mod rules;
 pub mod session;
 pub mod store;

@@ -14,7 +14,7 @@ use crate::api::{self, Code};
 use crate::config::check_name;
 
 /// Principals in a cluster.
-const MAX_PRINCIPALS: usize = 1000;
+pub const MAX_PRINCIPALS: usize = 1000;
 /// Rules of a principal.
 const MAX_RULES: usize = 100;
 /// Bytes of a pattern.

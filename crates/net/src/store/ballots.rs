@@ -142,6 +142,13 @@ impl Ballots {
         Arc::clone(&lock(&self.register).known)
     }
 
+    /// The latest record that may have been chosen, as far as this voter knows.
+    pub(crate) fn newest(&self) -> Record {
+        let state = lock(&self.register);
+        let accepted = state.register.durable.accepted().map(|it| &it.1);
+        accepted.filter(|it| it.epoch > state.known.epoch).unwrap_or(&state.known).clone()
+    }
+
     /// The random name of this voter's disk.
     pub(crate) fn disk(&self) -> DiskId {
         lock(&self.register).register.durable.disk

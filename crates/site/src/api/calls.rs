@@ -137,6 +137,8 @@ pub enum Call {
         name: String,
         change: MemberChange,
     },
+    /// Adds what a backup has and the cluster lacks, with the next epoch; JSON.
+    Restore(String),
     /// Whoever made the call of this number over the same fast connection waits no more. It is the
     /// last, and no other site can say it.
     #[serde(skip)]

@@ -255,6 +255,7 @@ impl Core {
             Call::Member { name, change } => {
                 return self.edit(Edit::Member(name, change), reply);
             }
+            Call::Restore(text) => return self.edit(Edit::Restore(text), reply),
         };
         self.respond(reply, answer);
         self.settle();

@@ -9,6 +9,7 @@ use kofm_core::epoch::Input;
 
 use super::{Core, Responder, Todo};
 use crate::api::{self, Answer, Code, Hold, MemberChange, Members, State, Submit};
+use crate::backup::Backup;
 use crate::boottime::Moment;
 use crate::config::MAX_SEMAPHORES;
 use crate::plan::{Plan, PlannedPool, PlannedSemaphore};
@@ -31,6 +32,8 @@ pub(super) enum Edit {
     Principal(String, PrincipalChange),
     /// Removes, replaces or drains a site.
     Member(String, MemberChange),
+    /// Adds what a backup has and the plan lacks.
+    Restore(String),
 }
 
 impl Core {
@@ -89,6 +92,13 @@ impl Core {
                     }
                 }
                 Edit::Member(name, change) => self.plan_member(&name, change, reply),
+                Edit::Restore(text) => {
+                    let mut plan = self.plan.clone();
+                    match Backup::read(&text).and_then(|backup| backup.restore(&mut plan)) {
+                        Ok(()) => self.change_plan(plan, Some(reply)),
+                        Err(error) => self.respond(reply, Err(error)),
+                    }
+                }
             }
         }
     }

@@ -1,0 +1,328 @@
+//! The configuration that a cluster keeps, as a document: to make it again elsewhere.
+//!
+//! Requests, leases and sites are not in it. Of principals it has the hashes of their tokens, so
+//! that these stay good.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use kofm_core::quorums::Arbitration;
+use serde::{Deserialize, Serialize};
+
+use crate::api::{self, Code, Members, OnExpiry, UnitsSpec};
+use crate::config::{
+    MAX_GANG, MAX_POOLS, MAX_SEMAPHORES, MAX_UNITS, PoolConfig, SemaphoreConfig, check_name,
+    is_seat, protocol_named, semaphore_protocol_named, unit_name,
+};
+use crate::plan::{Plan, PlannedPool};
+use crate::rules::{MAX_PRINCIPALS, Principal, Rule};
+
+/// The form of the document, which changes with its fields.
+const FORM: u32 = 1;
+
+/// The document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backup {
+    /// Its form.
+    pub backup: u32,
+    /// The cluster that it is of.
+    pub cluster: String,
+    /// Pools by name.
+    pub pools: BTreeMap<String, SavedPool>,
+    /// Semaphores by name, with the values that they began with.
+    pub semaphores: BTreeMap<String, SavedSemaphore>,
+    /// Gangs by name.
+    pub gangs: BTreeMap<String, Members>,
+    /// Principals by name.
+    pub principals: BTreeMap<String, SavedPrincipal>,
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPool {
+    units: UnitsSpec,
+    protocol: String,
+    on_expiry: OnExpiry,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    arbitration: Option<Arbitration>,
+    /// Units that people took out, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    quarantined: BTreeMap<String, String>,
+}
+
+/// One semaphore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedSemaphore {
+    value: u32,
+    protocol: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    arbitration: Option<Arbitration>,
+}
+
+/// One principal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPrincipal {
+    /// SHA-256 of its token, in hexadecimal.
+    token_sha256: String,
+    allow: Vec<String>,
+    made_ms: u64,
+}
+
+fn malformed(text: String) -> api::Error {
+    api::Error::new(Code::Malformed, format!("{text}; nothing was changed"))
+}
+
+impl SavedPool {
+    fn of(pool: &PlannedPool) -> Option<Self> {
+        let PoolConfig { units, names, protocol, on_expiry, arbitration } = pool.wanted()?;
+        let out = pool.out.iter().filter(|it| *it.0 < units);
+        let quarantined =
+            out.map(|(&number, reason)| (unit_name(&names, number), reason.clone())).collect();
+        let units = if names.is_empty() {
+            UnitsSpec::Count(units)
+        } else {
+            UnitsSpec::Names(names.into_iter().take(units as usize).collect())
+        };
+        let protocol = protocol.name().to_owned();
+        Some(Self { units, protocol, on_expiry, arbitration, quarantined })
+    }
+
+    fn config(&self, name: &str) -> Result<PoolConfig, String> {
+        let (units, names) = match &self.units {
+            UnitsSpec::Count(units) => (*units, Vec::new()),
+            UnitsSpec::Names(names) => {
+                (u32::try_from(names.len()).unwrap_or(u32::MAX), names.clone())
+            }
+        };
+        if !(1..=MAX_UNITS).contains(&units) {
+            return Err(format!("pool `{name}`: units are 1 to {MAX_UNITS}"));
+        }
+        names.iter().try_for_each(|unit| check_name(unit))?;
+        if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+            return Err(format!("pool `{name}`: two units have the same name"));
+        }
+        let (on_expiry, arbitration) = (self.on_expiry, self.arbitration.clone());
+        let protocol = protocol_named(&self.protocol)?;
+        Ok(PoolConfig { units, names, protocol, on_expiry, arbitration })
+    }
+}
+
+impl SavedPrincipal {
+    fn of(it: &Principal) -> Self {
+        let hex = it.hash.iter().fold(String::new(), |mut text, byte| {
+            // A string takes everything.
+            write!(text, "{byte:02x}").ok();
+            text
+        });
+        let allow = it.rules.iter().map(ToString::to_string).collect();
+        Self { token_sha256: hex, allow, made_ms: it.made_ms }
+    }
+
+    fn read(&self, name: &str) -> Result<Principal, String> {
+        let wrong = || format!("principal `{name}`: `token_sha256` is 64 hexadecimal digits");
+        let digits = Some(self.token_sha256.as_bytes()).filter(|it| it.len() == 64);
+        let pairs = digits.ok_or_else(wrong)?.chunks(2).map(|pair| {
+            let digit =
+                |byte: u8| char::from(byte).to_digit(16).and_then(|it| u8::try_from(it).ok());
+            Some(digit(pair[0])? << 4 | digit(pair[1])?)
+        });
+        let bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(wrong)?;
+        let hash = <[u8; 32]>::try_from(bytes).map_err(|_| wrong())?;
+        let rules = self.allow.iter().map(|text| text.parse::<Rule>());
+        let rules = rules.collect::<Result<_, _>>()?;
+        Ok(Principal { hash, rules, made_ms: self.made_ms })
+    }
+}
+
+impl Backup {
+    /// The configuration in this plan.
+    pub fn of(cluster: &str, plan: &Plan) -> Self {
+        let pools = plan.pools.iter().filter(|it| !is_seat(it.0) && !it.1.closed);
+        let semaphore = |it: SemaphoreConfig| SavedSemaphore {
+            value: it.value,
+            protocol: it.protocol.name().to_owned(),
+            arbitration: it.arbitration,
+        };
+        let semaphores = plan.semaphores.iter();
+        let principals = plan.principals.iter();
+        Self {
+            backup: FORM,
+            cluster: cluster.to_owned(),
+            pools: pools.filter_map(|it| Some((it.0.clone(), SavedPool::of(it.1)?))).collect(),
+            semaphores: semaphores
+                .filter_map(|it| Some((it.0.clone(), semaphore(it.1.config()?))))
+                .collect(),
+            gangs: plan.gangs.clone(),
+            principals: principals
+                .map(|(name, it)| (name.clone(), SavedPrincipal::of(it)))
+                .collect(),
+        }
+    }
+
+    /// Reads a document.
+    pub fn read(text: &str) -> Result<Self, api::Error> {
+        let read: Self = serde_json::from_str(text)
+            .map_err(|error| malformed(format!("this is no document of `kofm backup`: {error}")))?;
+        if read.backup != FORM {
+            let form = read.backup;
+            let text = format!("the backup has form {form}, and this version of kofm reads {FORM}");
+            return Err(malformed(text));
+        }
+        Ok(read)
+    }
+
+    /// Units in all pools of the plan, with this.
+    pub fn units(&self, plan: &Plan) -> u64 {
+        let fresh = self.pools.iter().filter(|it| !plan.pools.contains_key(it.0));
+        let fresh = fresh.map(|it| match &it.1.units {
+            UnitsSpec::Count(units) => u64::from(*units),
+            UnitsSpec::Names(names) => names.len() as u64,
+        });
+        plan.pools.values().map(|it| u64::from(it.units)).sum::<u64>() + fresh.sum::<u64>()
+    }
+
+    /// Adds all that the plan lacks. It is refused if something else has one of these names, so
+    /// that nothing that is in use changes.
+    pub fn restore(&self, plan: &mut Plan) -> Result<(), api::Error> {
+        let here = Self::of(&self.cluster, plan);
+        let other = |kind: &str, name: &str| {
+            let text = format!(
+                "the cluster has another {kind} `{name}` than the backup: remove it, or take it \
+                 out of the backup; nothing was changed"
+            );
+            Err(api::Error::new(Code::InUse, text))
+        };
+        let names = self.pools.keys().chain(self.semaphores.keys());
+        let mut names = names.chain(self.gangs.keys()).chain(self.principals.keys());
+        names.try_for_each(|name| check_name(name)).map_err(malformed)?;
+        for (name, pool) in &self.pools {
+            match here.pools.get(name) {
+                Some(it) if it == pool => continue,
+                Some(_) => return other("pool", name),
+                None if plan.pools.contains_key(name) => return other("pool", name),
+                None => {}
+            }
+            plan.put(name, &pool.config(name).map_err(malformed)?);
+            for (unit, reason) in &pool.quarantined {
+                plan.quarantine(name, unit, Some(reason.clone()))
+                    .map_err(|error| malformed(error.message))?;
+            }
+        }
+        for (name, it) in &self.semaphores {
+            match here.semaphores.get(name) {
+                Some(old) if old == it => continue,
+                Some(_) => return other("semaphore", name),
+                None => {}
+            }
+            let protocol = semaphore_protocol_named(&it.protocol).map_err(malformed)?;
+            let (value, arbitration) = (it.value, it.arbitration.clone());
+            plan.put_semaphore(name, &SemaphoreConfig { value, protocol, arbitration });
+        }
+        for (name, members) in &self.gangs {
+            match plan.gangs.get(name) {
+                Some(old) if old == members => continue,
+                Some(_) => return other("gang", name),
+                None => {}
+            }
+            if members.is_empty() || members.len() > MAX_GANG {
+                return Err(malformed(format!("gang `{name}`: it has 1 to {MAX_GANG} members")));
+            }
+            plan.put_gang(name.clone(), members.clone());
+        }
+        for (name, it) in &self.principals {
+            match here.principals.get(name) {
+                Some(old) if old == it => continue,
+                Some(_) => return other("principal", name),
+                None => {}
+            }
+            plan.principals.insert(name.clone(), it.read(name).map_err(malformed)?);
+        }
+        let sums = [
+            ("pools", plan.pools.len(), MAX_POOLS),
+            ("semaphores", plan.semaphores.len(), MAX_SEMAPHORES),
+            ("principals", plan.principals.len(), MAX_PRINCIPALS),
+        ];
+        for (what, sum, most) in sums {
+            if sum > most {
+                let text = format!("there would be {sum} {what}; {most} are the most");
+                return Err(malformed(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::rules;
+
+    fn plan() -> Plan {
+        let mut plan = Plan::first(&Config::single("a"));
+        plan.put("gpu", &PoolConfig { names: vec!["x".into(), "y".into()], ..PoolConfig::new(2) });
+        plan.put("licence", &PoolConfig::new(9));
+        plan.put("licence", &PoolConfig::new(7));
+        plan.quarantine("gpu", "y", Some("ECC".into())).unwrap();
+        assert!(plan.put_semaphore("slots", &SemaphoreConfig::new(4)));
+        plan.put_gang("pair".into(), [("a".into(), [("gpu".into(), 1)].into())].into());
+        let principal = Principal {
+            hash: rules::hash(b"token"),
+            rules: ["acquire:gpu*"].into_iter().map(|it| it.parse().unwrap()).collect(),
+            made_ms: 5,
+        };
+        plan.principals.insert("ci".into(), principal);
+        plan
+    }
+
+    #[test]
+    fn a_restored_configuration_is_that_of_the_backup() {
+        let saved = Backup::of("lab", &plan());
+        let text = serde_json::to_string(&saved).unwrap();
+        let read = Backup::read(&text).unwrap();
+        assert_eq!(read, saved);
+        let mut fresh = Plan::first(&Config::single("z"));
+        assert_eq!(read.units(&fresh), 9);
+        read.restore(&mut fresh).unwrap();
+        assert_eq!(Backup::of("lab", &fresh), saved);
+        assert_eq!(fresh.principals, plan().principals);
+        // Repeated, it changes nothing.
+        let before = fresh.clone();
+        read.restore(&mut fresh).unwrap();
+        assert_eq!(fresh, before);
+    }
+
+    #[test]
+    fn nothing_that_differs_is_overwritten_and_nonsense_is_refused() {
+        let saved = Backup::of("lab", &plan());
+        let refused = |saved: &Backup, hint: &str| {
+            let mut plan = plan();
+            plan.put("gpu", &PoolConfig::new(3));
+            let error = saved.restore(&mut plan).unwrap_err();
+            assert!(error.message.contains(hint), "{error:?}");
+            assert!(error.message.contains("nothing was changed"), "{error:?}");
+        };
+        refused(&saved, "another pool `gpu`");
+        let mut other = saved.clone();
+        other.pools.clear();
+        other.semaphores.get_mut("slots").unwrap().value = 5;
+        refused(&other, "another semaphore `slots`");
+        let mut wrong = Backup { pools: BTreeMap::new(), ..saved.clone() };
+        wrong.pools.insert("no name".into(), saved.pools["gpu"].clone());
+        refused(&wrong, "name");
+        let mut wrong = Backup { pools: BTreeMap::new(), ..saved.clone() };
+        let none = SavedPool { units: UnitsSpec::Count(0), ..saved.pools["licence"].clone() };
+        wrong.pools.insert("none".into(), none);
+        refused(&wrong, "units are 1 to");
+        for text in ["", "{}", "[1]", &serde_json::to_string(&saved).unwrap().replace("gpu", "\n")]
+        {
+            assert!(Backup::read(text).is_err(), "{text}");
+        }
+        let newer = serde_json::to_string(&Backup { backup: 2, ..saved }).unwrap();
+        assert!(Backup::read(&newer).unwrap_err().message.contains("form 2"));
+    }
+}
