@@ -10,6 +10,7 @@
 //! | [`voters::Voters`] (default) | a few sites, by durable majority promises |
 //! | [`etcd::Etcd`] | etcd, through its key-value API; its leases are not used |
 
+pub(crate) mod ages;
 pub(crate) mod ballots;
 pub(crate) mod etcd;
 pub(crate) mod voters;

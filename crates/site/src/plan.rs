@@ -34,6 +34,8 @@ const FORM: [u8; 5] = *b"kofm\x05";
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Plan {
+    /// The name of the cluster.
+    pub cluster: String,
     /// Every site that may be a member: its name, and where the others reach it.
     pub sites: BTreeMap<SiteId, (String, String)>,
     /// The pools, by name.

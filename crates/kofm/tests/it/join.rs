@@ -251,6 +251,81 @@ fn any_site_invites_so_a_cluster_outlives_the_machine_that_founded_it() {
 }
 
 #[test]
+fn an_older_copy_of_a_state_dir_is_refused_and_named() {
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(Machine::new);
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", "3"]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    c.spawn(&["join", &a.invite(), "--site", "c"]);
+    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    b.kill();
+    let copy = b.dir.join("copy");
+    let copied = Command::new("cp").arg("-r").args([&b.site_dir(), &copy]).status();
+    assert!(copied.unwrap().success());
+    a.sees(&["a", "c"]);
+    b.serve();
+    a.sees(&["a", "b", "c"]);
+    b.sees(&["a", "b", "c"]);
+    b.kill();
+    a.sees(&["a", "c"]);
+    // A snapshot of before is restored.
+    fs::remove_dir_all(b.site_dir()).unwrap();
+    fs::rename(&copy, b.site_dir()).unwrap();
+    b.serve();
+    let said = |machine: &Machine| {
+        let output = machine.run(&["members", "--json"]);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    until("the copy is named", || said(&b).contains("state_dir is an older copy"));
+    a.sees(&["a", "c"]);
+    assert!(!b.run(&["run", "gpu", "--wait", "1s", "--", "true"]).status.success());
+    until("a grants all", || a.run(&["run", "gpu:3", "--", "true"]).status.success());
+    // As the message says.
+    b.kill();
+    fs::remove_dir_all(b.site_dir()).unwrap();
+    until("b is given up", || a.run(&["member", "replace", "b"]).status.success());
+    b.spawn(&["join", &c.invite(), "--site", "b"]);
+    a.sees(&["a", "c", "b"]);
+}
+
+#[test]
+fn a_state_dir_of_another_cluster_or_site_is_refused() {
+    let [mut a, mut b] = ["a", "b"].map(Machine::new);
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.kill();
+    b.init("other");
+    b.serve();
+    b.sees(&["b"]);
+    b.kill();
+    let [ours, theirs] = [&a, &b].map(|it| it.site_dir().join("state"));
+    let kept = a.dir.join("kept");
+    fs::rename(&ours, &kept).unwrap();
+    fs::rename(&theirs, &ours).unwrap();
+    let file = a.site_dir().join("site.toml");
+    let text = a.refused(&["serve", "--config", file.to_str().unwrap()]);
+    assert!(text.contains("state_dir is of cluster other"), "{text}");
+    // A cluster of the same name is another one all the same.
+    let twin = Machine::new("a");
+    twin.init("lab");
+    fs::remove_dir_all(&ours).unwrap();
+    fs::rename(&kept, &ours).unwrap();
+    let path = |it: &Machine| it.site_dir().join("site.toml");
+    let text = fs::read_to_string(path(&twin)).unwrap();
+    let [foreign, own] = [&twin, &a].map(|it| it.site_dir().join("state").display().to_string());
+    fs::write(path(&twin), text.replace(&foreign, &own)).unwrap();
+    let text = twin.refused(&["serve", "--config", path(&twin).to_str().unwrap()]);
+    assert!(text.contains("the key of site a is not the one"), "{text}");
+    // It still is what it was.
+    a.serve();
+    a.sees(&["a"]);
+}
+
+#[test]
 fn a_voter_with_a_wiped_disk_is_replaced() {
     let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
     a.init("lab");

@@ -69,7 +69,8 @@ impl Site {
             | Call::PlanSemaphore { .. }
             | Call::Principal { .. }
             | Call::Holder(_)
-            | Call::Member { .. } => None,
+            | Call::Member { .. }
+            | Call::Restore(_) => None,
         };
         home == Some(self.0.config.me()) || self.peers().next().is_none()
     }
@@ -118,7 +119,8 @@ impl Site {
             | Call::PlanSemaphore { .. }
             | Call::Principal { .. }
             | Call::Holder(_)
-            | Call::Member { .. }) => self.call(call).await,
+            | Call::Member { .. }
+            | Call::Restore(_)) => self.call(call).await,
         }
     }
 

@@ -175,7 +175,7 @@ impl Site {
             ballots
         } else {
             let own = Ballots::open(dir)?;
-            same_members(&config, &own.known())?;
+            same_members(&config, tls, &own.known())?;
             if own.known().epoch > 0
                 && let Ok(record) = plan::unpack(&own.known().body)
             {
@@ -330,13 +330,36 @@ async fn watch_membership(
     }
 }
 
-/// Whether this site's last life was in a cluster of the same members: those of one that is without
-/// etcd are fixed for its life.
-fn same_members(config: &Config, known: &Record) -> Result<(), StartError> {
-    if known.epoch == 0 || config.is_open() {
+/// Whether this site's last life was in this cluster, and in one of the same members: those of one
+/// that is without etcd are fixed for its life.
+fn same_members(config: &Config, tls: Option<&Tls>, known: &Record) -> Result<(), StartError> {
+    if known.epoch == 0 {
         return Ok(());
     }
     let record = plan::unpack(&known.body).map_err(StartError::Config)?;
+    let (theirs, ours) = (&record.plan.cluster, &config.cluster);
+    if theirs != ours {
+        let text = format!(
+            "state_dir is of cluster {theirs}, and the configuration of cluster {ours}: give the \
+             configuration of {theirs}, or another state_dir"
+        );
+        return Err(StartError::Config(text));
+    }
+    let pinned = record.plan.keys.get(&config.site);
+    if let (Some(tls), Some(key)) = (tls, pinned)
+        && tls.key() != *key
+    {
+        let text = format!(
+            "the key of site {} is not the one that cluster {ours} knows: its files and its \
+             state_dir are of different sites, or another disk took its place; run `kofm member \
+             replace {}` at another site, and `kofm join` here",
+            config.site, config.site
+        );
+        return Err(StartError::Config(text));
+    }
+    if config.is_open() {
+        return Ok(());
+    }
     let sites: BTreeSet<&str> = record.plan.sites.values().map(|it| it.0.as_str()).collect();
     // Sites of the file that the record lacks were removed, or are about to be replaced. A record
     // of one site is that of a single site, which no other can have left.
@@ -423,7 +446,7 @@ async fn find_number(
     if let (Some(tls), Ok(record)) = (tls, plan::unpack(&known.body)) {
         tls.pin(&record.plan.keys);
     }
-    same_members(config, &known)?;
+    same_members(config, tls, &known)?;
     if place_in(config, &known).map_err(StartError::Config)? {
         return Ok(());
     }
@@ -483,6 +506,7 @@ async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartE
 /// sites are known by their keys.
 fn first_plan(config: &Config, tls: Option<&Tls>) -> Plan {
     let mut plan = Plan::first(&config.core());
+    plan.cluster.clone_from(&config.cluster);
     let own = config.tls.as_ref().is_some_and(|it| it.ca_key.is_some());
     if let Some(tls) = tls.filter(|_| own && config.voters == [config.site.clone()]) {
         plan.keys.insert(config.site.clone(), tls.key());

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use kofm_core::SiteId;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tracing::warn;
 
+use super::ages::{Age, Ages, PAUSE};
 use crate::link::Answers;
 use crate::random;
 use crate::store::{Pulse, Record};
@@ -35,6 +37,10 @@ pub(crate) struct Ask {
     pub pulse: Option<Pulse>,
     /// Whether it wants to hear what each site last said.
     pub listens: bool,
+    /// The writes of the disk of the site that asks.
+    pub own: Age,
+    /// The most that it has heard of the disk of the voter.
+    pub seen: Age,
 }
 
 /// What the voter answers.
@@ -43,12 +49,27 @@ pub(crate) struct Reply {
     pub answer: Answer,
     /// With the answer to a heartbeat of a site that listens: what each site last said.
     pub pulses: Vec<Pulse>,
+    /// The writes of the voter's disk.
+    pub own: Age,
+    /// The most that it has heard of the disk of the site that asks.
+    pub seen: Age,
 }
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        Self { answer, pulses: Vec::new() }
+        let (pulses, own, seen) = (Vec::new(), Age::default(), Age::default());
+        Self { answer, pulses, own, seen }
     }
+}
+
+/// What is in the file of promises.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Promises {
+    /// How often it was written.
+    writes: u64,
+    durable: Durable,
+    /// What was heard of the disks of other sites.
+    heard: BTreeMap<String, Age>,
 }
 
 /// This site's vote.
@@ -68,19 +89,23 @@ pub(crate) struct Ballots {
     /// They begin again with each epoch, so that none is left of a site that was replaced.
     pulses: Mutex<(u64, BTreeMap<String, Pulse>)>,
     /// Replaces the file of promises.
-    write: fn(&Path, &Durable) -> io::Result<()>,
+    write: fn(&Path, &Promises) -> io::Result<()>,
+    ages: Ages,
 }
 
 #[derive(Debug)]
 struct State {
     register: Register,
     known: Arc<Record>,
+    /// How often the file was written, and when it was last.
+    writes: u64,
+    written: Instant,
 }
 
 impl State {
-    fn new(durable: Durable) -> Self {
+    fn new(durable: Durable, writes: u64) -> Self {
         let known = Arc::new(durable.known.clone());
-        Self { register: Register::restored(durable), known }
+        Self { register: Register::restored(durable), known, writes, written: Instant::now() }
     }
 
     fn replace(&mut self, register: Register) {
@@ -105,14 +130,16 @@ impl Ballots {
 
     fn open_by(
         dir: Option<&Path>,
-        write: fn(&Path, &Durable) -> io::Result<()>,
+        write: fn(&Path, &Promises) -> io::Result<()>,
     ) -> io::Result<Self> {
         let path = dir.map(|dir| dir.join("promises"));
-        let mut durable = Durable::new(DiskId(u128::from_le_bytes(random::secret())));
+        let durable = Durable::new(DiskId(u128::from_le_bytes(random::secret())));
+        let writes = u64::from(path.is_some());
+        let mut promises = Promises { writes, durable, heard: BTreeMap::new() };
         if let Some(path) = &path {
             match fs::read(path) {
                 Ok(bytes) => {
-                    durable = unpack(&bytes).ok_or_else(|| {
+                    promises = unpack(&bytes).ok_or_else(|| {
                         let text = "the promises of this voter are damaged, so this disk is lost: \
                                 run `kofm member replace` for this site at another one, and \
                                 start it with an empty state_dir";
@@ -121,19 +148,21 @@ impl Ballots {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     fs::create_dir_all(path.parent().unwrap_or(path))?;
-                    write(path, &durable)?;
+                    write(path, &promises)?;
                 }
                 Err(error) => return Err(error),
             }
         }
+        let Promises { writes, durable, heard } = promises;
         Ok(Self {
-            register: Arc::new(Mutex::new(State::new(durable))),
+            register: Arc::new(Mutex::new(State::new(durable, writes))),
             writer: Arc::default(),
             path,
             waiting: Arc::new(Semaphore::new(MAX_QUESTIONS)),
             lives: Mutex::default(),
             pulses: Mutex::default(),
             write,
+            ages: Ages::new(heard),
         })
     }
 
@@ -154,12 +183,46 @@ impl Ballots {
         lock(&self.register).register.durable.disk
     }
 
+    /// The writes of this disk.
+    pub(crate) fn age(&self) -> Age {
+        let state = lock(&self.register);
+        Age { disk: state.register.durable.disk, writes: state.writes }
+    }
+
+    /// The most that was heard of a site's disk.
+    pub(crate) fn seen(&self, site: &str) -> Age {
+        self.ages.of(site)
+    }
+
+    /// Hears the ages in a voter's reply. That of an older copy counts for nothing.
+    pub(crate) fn believes(&self, site: &str, reply: &Reply) -> bool {
+        self.ages.compare(site, self.age(), reply.seen);
+        self.ages.hear(site, reply.own).is_ok()
+    }
+
+    /// Why this disk must not be used: it is an older copy.
+    pub(crate) fn old(&self) -> Option<&str> {
+        self.ages.old()
+    }
+
+    /// Writes the promises again if that was long ago, so that an older copy can be told.
+    pub(crate) async fn count_on(&self) {
+        let due = lock(&self.register).written.elapsed() >= PAUSE;
+        if due && self.path.is_some() {
+            let (disk, decree) = (DiskId::ANY, Record::clone(&self.known()));
+            self.change(disk, Question::Learn { decree }, true).await;
+        }
+    }
+
     /// Answers for this voter. Its promises are on disk before this returns.
     ///
     /// A caller may stop waiting at any time. A write that has begun goes on without its caller.
     /// Heartbeats do not wait for the disk: they are answered from what is on it.
     pub(crate) async fn decide(&self, ask: Ask) -> Reply {
-        let Ask { to, question, pulse, listens } = ask;
+        let Ask { to, question, pulse, listens, .. } = ask;
+        if self.old().is_some() {
+            return Answer::Failed.into();
+        }
         if let Question::Beat { .. } = question {
             let (answer, epoch) = {
                 let mut state = lock(&self.register);
@@ -176,9 +239,9 @@ impl Ballots {
                 note(&mut pulses.1, it);
             }
             let heard = pulses.1.values().filter(|_| listens);
-            return Reply { answer, pulses: heard.cloned().collect() };
+            return Reply { pulses: heard.cloned().collect(), ..answer.into() };
         }
-        self.change(to, question).await.into()
+        self.change(to, question, false).await.into()
     }
 
     /// Takes note of a record that was chosen. Returns whether it is on disk.
@@ -187,10 +250,11 @@ impl Ballots {
             return true;
         }
         let learn = Question::Learn { decree: record.clone() };
-        self.change(DiskId::ANY, learn).await == Answer::Learned
+        self.change(DiskId::ANY, learn, false).await == Answer::Learned
     }
 
-    async fn change(&self, to: DiskId, question: Question) -> Answer {
+    /// Answers a question that may change what is on the disk, which is written then, or `always`.
+    async fn change(&self, to: DiskId, question: Question, always: bool) -> Answer {
         let Ok(slot) = Arc::clone(&self.waiting).try_acquire_owned() else {
             return Answer::Failed;
         };
@@ -198,15 +262,20 @@ impl Ballots {
         let mut next = lock(&self.register).register.clone();
         let before = next.durable.clone();
         let answer = next.answer(to, question);
-        let Some(path) = self.path.clone().filter(|_| next.durable != before) else {
+        let Some(path) = self.path.clone().filter(|_| always || next.durable != before) else {
             lock(&self.register).replace(next);
             return answer;
         };
+        let writes = lock(&self.register).writes + 1;
+        let heard = self.ages.heard();
+        let promises = Promises { writes, durable: next.durable.clone(), heard };
         let (write, register) = (self.write, Arc::clone(&self.register));
         let written = tokio::task::spawn_blocking(move || {
             let _held = (slot, writing);
-            write(&path, &next.durable)?;
-            lock(&register).replace(next);
+            write(&path, &promises)?;
+            let mut state = lock(&register);
+            state.replace(next);
+            (state.writes, state.written) = (writes, Instant::now());
             Ok(answer)
         });
         match written.await.unwrap_or_else(|error| Err(io::Error::other(error))) {
@@ -262,7 +331,17 @@ impl Answers for Ballots {
         Box::pin(async move {
             let reply = match postcard::from_bytes(&question) {
                 Ok(ask) => match self.check(from, &ask) {
-                    Ok(()) => self.decide(ask).await,
+                    Ok(()) => {
+                        self.ages.compare(from, self.age(), ask.seen);
+                        let (heard, own) = (self.ages.hear(from, ask.own), ask.own);
+                        let mut reply = match heard {
+                            Ok(()) => self.decide(ask).await,
+                            Err(_) => Answer::Failed.into(),
+                        };
+                        reply.own = self.age();
+                        reply.seen = heard.err().unwrap_or(own);
+                        reply
+                    }
                     Err(why) => {
                         warn!(from, why, "refused a question of a peer");
                         Answer::Failed.into()
@@ -290,8 +369,8 @@ pub(super) fn note(pulses: &mut BTreeMap<String, Pulse>, pulse: Pulse) {
     }
 }
 
-fn write(path: &Path, durable: &Durable) -> io::Result<()> {
-    let body = postcard::to_stdvec(durable).map_err(io::Error::other)?;
+fn write(path: &Path, promises: &Promises) -> io::Result<()> {
+    let body = postcard::to_stdvec(promises).map_err(io::Error::other)?;
     let fresh = path.with_extension("new");
     let mut file = File::create(&fresh)?;
     file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
@@ -301,7 +380,7 @@ fn write(path: &Path, durable: &Durable) -> io::Result<()> {
     File::open(path.parent().unwrap_or(path))?.sync_all()
 }
 
-fn unpack(bytes: &[u8]) -> Option<Durable> {
+fn unpack(bytes: &[u8]) -> Option<Promises> {
     let (sum, body) = bytes.split_first_chunk::<4>()?;
     let good = crc32fast::hash(body) == u32::from_le_bytes(*sum);
     good.then(|| postcard::from_bytes(body).ok()).flatten()

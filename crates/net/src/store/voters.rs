@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
+use super::ages::Age;
 pub(crate) use super::ballots::Ballots;
 use super::ballots::{Ask, Reply, note};
 use crate::link::{Callers, Lives};
@@ -116,7 +117,8 @@ impl Voters {
     }
 
     fn check_quiet(&self) -> Result<(), StoreError> {
-        let quiet = self.lives.as_ref().and_then(|it| it.quiet());
+        let old = self.me.old().map(ToOwned::to_owned);
+        let quiet = old.or_else(|| self.lives.as_ref().and_then(|it| it.quiet()));
         quiet.map_or(Ok(()), |text| Err(StoreError::Unreachable(text)))
     }
 
@@ -165,9 +167,13 @@ impl Voters {
             }
             return Some(me.decide(ask).await);
         };
+        ask.seen = me.seen(name);
         let body = postcard::to_stdvec(&ask).ok()?;
         let answer = callers.of(name, &voter.address).ask(body).await.ok()?;
         let reply: Reply = postcard::from_bytes(&answer).ok()?;
+        if !me.believes(name, &reply) {
+            return None;
+        }
         if let Err(why) = check_answer(&reply.answer, known) {
             warn!(peer = name, why, "refused an answer of a peer");
             return None;
@@ -191,7 +197,8 @@ impl Voters {
             let to = voters[place].disk;
             let listens = pulse.is_some_and(|it| it.1);
             let pulse = pulse.map(|it| it.0.clone());
-            let ask = Ask { to, question: question.clone(), pulse, listens };
+            let (question, own) = (question.clone(), self.me.age());
+            let ask = Ask { to, question, pulse, listens, own, seen: Age::default() };
             let patience = self.patience;
             tokio::spawn(async move {
                 let voter = &voters[place];
@@ -207,6 +214,7 @@ impl Voters {
                         question: Question::Learn { decree },
                         pulse: None,
                         listens: false,
+                        ..ask.clone()
                     };
                     Self::ask(&me, &callers, voter, learn, epoch).await?;
                     Self::ask(&me, &callers, voter, ask, epoch).await
@@ -355,6 +363,7 @@ impl Store for Voters {
     fn beat(&self, record: Arc<Record>, pulse: Pulse, listens: bool) -> Later<'_, Beat> {
         Box::pin(async move {
             self.check_quiet()?;
+            self.me.count_on().await;
             let epoch = record.epoch;
             // The site may have been told of an epoch by a peer, before any voter was.
             if !self.me.learn(&record).await {

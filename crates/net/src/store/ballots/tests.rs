@@ -6,6 +6,11 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 
+fn ask(to: DiskId, question: Question) -> Ask {
+    let (own, seen) = (Age::default(), Age::default());
+    Ask { to, question, pulse: None, listens: true, own, seen }
+}
+
 async fn told(voter: &Ballots, ask: &Ask) -> Reply {
     let question = postcard::to_stdvec(ask).unwrap();
     let answer = voter.answer("b", question.into()).await;
@@ -31,7 +36,7 @@ async fn forged_records_ballots_and_beats_change_nothing() {
     let voter = Ballots::open(Some(&dir)).unwrap();
     let disk = voter.disk();
     let record = |epoch| record(epoch, disk);
-    let ask = |question| Ask { to: disk, question, pulse: None, listens: true };
+    let ask = |question| ask(disk, question);
     let learnt = told(&voter, &ask(Question::Learn { decree: record(3) })).await;
     assert_eq!(learnt.answer, Answer::Learned);
     let before = (lock(&voter.register).register.clone(), fs::read(dir.join("promises")).unwrap());
@@ -61,10 +66,44 @@ async fn forged_records_ballots_and_beats_change_nothing() {
         assert_eq!(after, before, "{forged:?}");
     }
     let honest = told(&voter, &beat(pulse(6))).await;
-    assert_eq!(honest, Reply { answer: Answer::Stands, pulses: vec![pulse(6)] });
+    assert_eq!((honest.answer, honest.pulses), (Answer::Stands, vec![pulse(6)]));
     let honest = ask(Question::Accept { ballot: ballot(2), decree: record(4) });
     assert_eq!(told(&voter, &honest).await.answer, Answer::Accepted);
     fs::remove_dir_all(dir).unwrap();
+}
+
+#[tokio::test]
+async fn an_older_copy_of_a_disk_does_not_vote() {
+    let dir = std::env::temp_dir().join(format!("kofm-older-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let voter = Ballots::open(Some(&dir)).unwrap();
+    let copy = fs::read(dir.join("promises")).unwrap();
+    let promised = told(&voter, &prepare(&voter, 2)).await;
+    assert_eq!(promised.answer, Answer::Promise(None));
+    let seen = promised.own;
+    // The same disk goes on after a restart.
+    drop(voter);
+    let again = Ballots::open(Some(&dir)).unwrap();
+    let known = Ask { seen, ..prepare(&again, 3) };
+    assert_eq!(told(&again, &known).await.answer, Answer::Promise(None));
+    drop(again);
+    fs::write(dir.join("promises"), copy).unwrap();
+    let old = Ballots::open(Some(&dir)).unwrap();
+    let known = Ask { seen, ..prepare(&old, 1) };
+    assert_eq!(told(&old, &known).await.answer, Answer::Failed);
+    assert!(old.old().unwrap().contains("older copy"));
+    // Nor does its site count at others, which remember over a restart.
+    let other = std::env::temp_dir().join(format!("kofm-other-{}", std::process::id()));
+    fs::create_dir_all(&other).unwrap();
+    let voter = Ballots::open(Some(&other)).unwrap();
+    let first = Ask { own: seen, ..prepare(&voter, 1) };
+    assert_eq!(told(&voter, &first).await.answer, Answer::Promise(None));
+    drop(voter);
+    let voter = Ballots::open(Some(&other)).unwrap();
+    let refused = told(&voter, &Ask { own: old.age(), ..prepare(&voter, 2) }).await;
+    assert_eq!((refused.answer, refused.seen), (Answer::Failed, seen));
+    fs::remove_dir_all(dir).unwrap();
+    fs::remove_dir_all(other).unwrap();
 }
 
 /// Whether writes of round 1 may reach the disk, and how many writes are done.
@@ -73,23 +112,18 @@ static WRITTEN: AtomicU64 = AtomicU64::new(0);
 const FIRST: Ballot = Ballot { round: 1, site: 0, incarnation: 1 };
 
 /// A disk on which the write of the first promise takes until `OPEN`.
-fn slow_write(path: &Path, durable: &Durable) -> io::Result<()> {
-    while durable.round() == FIRST.round && !OPEN.load(Ordering::SeqCst) {
+fn slow_write(path: &Path, promises: &Promises) -> io::Result<()> {
+    while promises.durable.round() == FIRST.round && !OPEN.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    write(path, durable)?;
+    write(path, promises)?;
     WRITTEN.fetch_add(1, Ordering::SeqCst);
     Ok(())
 }
 
 fn prepare(voter: &Ballots, round: u64) -> Ask {
     let ballot = Ballot { round, ..FIRST };
-    Ask {
-        to: voter.disk(),
-        question: Question::Prepare { ballot, epoch: 0 },
-        pulse: None,
-        listens: true,
-    }
+    ask(voter.disk(), Question::Prepare { ballot, epoch: 0 })
 }
 
 #[tokio::test]
