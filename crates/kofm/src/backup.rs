@@ -45,8 +45,7 @@ impl Backup {
         let saved: Value = self.server.with(async |client| {
             Ok(client.call(Method::GET, "/v1/backup", None::<&()>, PATIENCE).await?)
         })?;
-        print_json(&saved);
-        Ok(())
+        print_json(&saved)
     }
 }
 
