@@ -72,8 +72,9 @@ pub struct SavedPrincipal {
     made_ms: u64,
 }
 
-fn malformed(text: String) -> api::Error {
-    api::Error::new(Code::Malformed, format!("{text}; nothing was changed"))
+fn malformed(mut text: String) -> api::Error {
+    text.push_str("; nothing was changed");
+    api::Error::new(Code::Malformed, text)
 }
 
 impl SavedPool {
