@@ -273,9 +273,12 @@ impl FastClient {
             |answer: &Result<Duration, api::Error>| matches!(answer, Err(error) if is_away(error));
         let known = timeout(HEDGE, &mut here).await;
         let there = async {
-            let lease = others.renew(lease).await.map_err(|error| match error {
-                ClientError::Refused(error) => error,
-                other => api::Error::new(Code::Unreachable, other.to_string()),
+            let lease = others.renew(lease).await.map_err(|error| {
+                if let ClientError::Refused(error) = error {
+                    error
+                } else {
+                    api::Error::new(Code::Unreachable, error.to_string())
+                }
             })?;
             Ok(Duration::from_millis(lease.expires_in_ms))
         };

@@ -273,12 +273,11 @@ impl Core {
             return self.respond(reply, Err(unknown_request("?")));
         };
         if told != Told::News && request.once && request.state == State::Failed {
-            let text = match self.obstacle() {
-                Some(why) => format!("not now: {why}"),
-                None => {
-                    let cause = request.cause.as_deref().unwrap_or("busy");
-                    format!("{cause}; leave out `wait` to queue for them")
-                }
+            let text = if let Some(why) = self.obstacle() {
+                format!("not now: {why}")
+            } else {
+                let cause = request.cause.as_deref().unwrap_or("busy");
+                format!("{cause}; leave out `wait` to queue for them")
             };
             return self.respond(reply, Err(api::Error::new(Code::Busy, text)));
         }
