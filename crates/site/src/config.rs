@@ -49,7 +49,7 @@ impl Config {
         self
     }
 
-    /// A cluster of one site that nobody listens to.
+    /// A cluster of one site that talks to no peer.
     pub fn single(site: &str) -> Self {
         Self {
             site: site.into(),
@@ -111,7 +111,7 @@ pub struct RotaConfig {
     pub gangs: BTreeMap<String, Vec<String>>,
 }
 
-/// What is joined where the gangs of a rota take turns, whichever comes next.
+/// The group that a request names to join the next gang of a rota.
 pub const ROTA: &str = "rota";
 /// One semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]

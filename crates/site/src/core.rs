@@ -44,7 +44,7 @@ use crate::plan::Plan;
 use crate::random::Random;
 use crate::tallies::{self, Tallies};
 
-pub use self::epochs::{Births, Change, Doors, Note, View};
+pub use self::epochs::{Births, Change, Doors, View};
 pub use self::gangs::total;
 pub use self::mutants::Mutant;
 pub use self::plans::return_first;
@@ -465,6 +465,30 @@ enum Todo {
     Granted(usize, Stamp, Vec<Unit>),
     Rejected(usize, Stamp, Rejection),
     Revoked(usize, Stamp),
+}
+
+impl Todo {
+    /// Whether it is still to do when this site begins a new life: the messages of engines that
+    /// `heals` names, and what gives back parts that `undo` names.
+    fn outlives_the_epoch(
+        &self,
+        heals: impl Fn(usize) -> bool,
+        undo: impl Fn(&Part) -> bool,
+    ) -> bool {
+        match self {
+            Self::Add { .. } => true,
+            Self::Undo(part) => undo(part),
+            Self::Move(engine, _) | Self::Granted(engine, ..) => heals(*engine),
+            Self::Take(_)
+            | Self::Leave(..)
+            | Self::Claim(_)
+            | Self::Grant(_)
+            | Self::Names(..)
+            | Self::Numbers { .. }
+            | Self::Rejected(..)
+            | Self::Revoked(..) => false,
+        }
+    }
 }
 
 impl Core {

@@ -13,7 +13,7 @@ pub struct Pulse {
     /// How many beats of this life have succeeded. A site that reaches the store, but not enough
     /// of it, does not look alive.
     pub count: u64,
-    /// Whatever the site wants the others to know.
+    /// What the site tells the other members.
     pub note: Vec<u8>,
 }
 
@@ -31,7 +31,7 @@ pub enum Beat {
 pub enum Swap {
     /// The record is the new one.
     Done,
-    /// Somebody else was faster; this is what stands now.
+    /// Another proposer was faster; this is the record now.
     Lost(Record),
 }
 

@@ -22,9 +22,9 @@ use self::network::{Channels, SharedNetwork};
 use self::store::AtomicStore;
 use crate::boottime::{Moment, Now};
 use crate::config::{Config, PoolConfig};
-use crate::core::{Change, Core, Doors, Mutant, Note, Origin, View};
+use crate::core::{Change, Core, Doors, Mutant, Origin, View};
 use crate::input::{Command, Input};
-use crate::keeper::{News, Standing};
+use crate::keeper::{News, Note, Standing};
 use crate::links::Event;
 use crate::plan::Plan;
 use crate::session::Broken;
@@ -234,16 +234,8 @@ impl World {
     fn start(&mut self, site: usize) {
         let config = self.config(site);
         let incarnation = self.network.lock().expect("one thread").next_life(site);
-        let note = postcard::to_stdvec(&Note { address: config.site.clone(), ..Note::default() })
-            .unwrap_or_default();
-        let (me, standing) = watch::channel(Standing {
-            record: Arc::default(),
-            incarnation,
-            hurry: true,
-            nudge: 0,
-            note,
-            listens: true,
-        });
+        let note = Note { address: config.site.clone(), ..Note::default() };
+        let (me, standing) = watch::channel(Standing::before_joining(incarnation, &note));
         let (offers, proposals) = mpsc::channel(4);
         let (running, view) = watch::channel(View::default());
         let doors = Doors {

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::boottime::{Boottime, Moment};
 use crate::store::{Beat, Pulse, Record, Store, Swap};
-pub(super) use kofm_site::keeper::{News, Standing};
+pub(super) use kofm_site::keeper::{News, Note, Standing};
 
 /// Beats until the site is gone.
 pub(crate) async fn beat(

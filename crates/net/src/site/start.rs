@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, broadcast, mpsc, watch};
 
 use super::desk::Desk;
 use super::history::Kept;
-use super::keeper::{self, News};
+use super::keeper::{self, News, Note};
 use super::{EVENTS, Inner, Site};
 use crate::audit::Audit;
 use crate::boottime::{Alarm, Boottime, Moment, read};
@@ -28,7 +28,7 @@ use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
 use crate::tls::Tls;
 use kofm_site::api::{KeyId, MemberChange};
-use kofm_site::core::{Change, Core, Doors, Note, Origin, View};
+use kofm_site::core::{Change, Core, Doors, Origin, View};
 use kofm_site::journal::Journal;
 use kofm_site::plan::{self, Plan};
 use kofm_site::rules::Principals;
@@ -524,16 +524,7 @@ fn keep(
     state: Option<Arc<StateDir>>,
 ) -> Change {
     let note = Note { address: config.members[&config.site].clone(), disk };
-    let note = postcard::to_stdvec(&note).unwrap_or_default();
-    let standing = keeper::Standing {
-        record: Arc::default(),
-        incarnation,
-        hurry: true,
-        nudge: 0,
-        note,
-        listens: true,
-    };
-    let (me, watched) = watch::channel(standing);
+    let (me, watched) = watch::channel(keeper::Standing::before_joining(incarnation, &note));
     let (proposals, offered) = mpsc::channel(4);
     let (lease, name) = (config.site_lease, config.site.clone());
     tokio::spawn(keeper::beat(Arc::clone(&store), name, lease, watched, news.clone()));

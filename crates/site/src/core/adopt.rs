@@ -80,7 +80,7 @@ impl Core {
             return self.respond(reply, Err(super::leases::gone()));
         };
         match self.whereabouts(giver, &paper) {
-            // Whoever granted it has joined in an epoch that is not known here.
+            // The site that granted it has joined in an epoch that is not known here.
             Whereabouts::Over if paper.epoch > self.epoch() => {
                 self.respond(reply, Err(moving()));
             }

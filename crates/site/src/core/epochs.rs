@@ -16,8 +16,7 @@ use std::time::Duration;
 use kofm_core::SiteId;
 use kofm_core::epoch::{Effect, Epochs, Input, LeaseKey, Message, Phase, Record};
 use kofm_core::parts::SiteSet;
-use kofm_core::voting::{DiskId, Wanted};
-use serde::{Deserialize, Serialize};
+use kofm_core::voting::Wanted;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
@@ -139,15 +138,6 @@ impl View {
     pub fn plan(&self) -> Option<&Plan> {
         self.record.as_ref().map(|record| &record.plan)
     }
-}
-
-/// What travels with a pulse.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Note {
-    /// Where other sites reach it.
-    pub address: String,
-    /// Where it keeps its votes. It knows the epoch in which it tells of it.
-    pub disk: DiskId,
 }
 
 /// Where the number of a site's life is kept.

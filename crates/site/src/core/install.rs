@@ -396,20 +396,7 @@ impl Core {
         // that heal go on in the next epoch with the claims they have, so these are given back.
         let engines = &self.engines;
         let heals = |number: usize| engines.get(number).is_some_and(|it| engine::heals(it.kind));
-        self.todo.retain(|todo| match todo {
-            Todo::Add { .. } => true,
-            Todo::Undo(Part { engine, .. }) | Todo::Move(engine, _) | Todo::Granted(engine, ..) => {
-                heals(*engine)
-            }
-            Todo::Take(_)
-            | Todo::Leave(..)
-            | Todo::Claim(_)
-            | Todo::Grant(_)
-            | Todo::Names(..)
-            | Todo::Numbers { .. }
-            | Todo::Rejected(..)
-            | Todo::Revoked(..) => false,
-        });
+        self.todo.retain(|todo| todo.outlives_the_epoch(heals, |part| heals(part.engine)));
         self.by_claim.clear();
         for pool in &mut self.pools {
             pool.waiting.clear();
@@ -445,18 +432,7 @@ impl Core {
             pool.keeps.clear();
         }
         // The leases above ended with parts whose claims are among those already.
-        self.todo.retain(|todo| match todo {
-            Todo::Undo(part) => part.claim.is_some(),
-            Todo::Add { .. } | Todo::Move(..) | Todo::Granted(..) => true,
-            Todo::Take(_)
-            | Todo::Leave(..)
-            | Todo::Claim(_)
-            | Todo::Grant(_)
-            | Todo::Names(..)
-            | Todo::Numbers { .. }
-            | Todo::Rejected(..)
-            | Todo::Revoked(..) => false,
-        });
+        self.todo.retain(|todo| todo.outlives_the_epoch(|_| true, |part| part.claim.is_some()));
         self.leaving.clear();
         self.ask_all_again();
         waiting.sort_unstable();

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use kofm_core::SiteId;
 use kofm_core::voting::{self, Candidate, DiskId, Electorate};
 
-use super::epochs::Note;
 use super::{Core, Responder};
 use crate::api::{self, Code, MemberChange};
 use crate::boottime::Moment;
 use crate::config::{MAX_SITES, check_name};
+use crate::keeper::Note;
 use crate::plan::Plan;
 
 /// A voter that has been silent for this many site leases is replaced.
