@@ -1,4 +1,4 @@
-//! The time that a site is told: it runs while the machine sleeps, and nobody sets it.
+//! The time that a site is told: it runs while the machine sleeps, and is never set.
 
 use std::time::Duration;
 

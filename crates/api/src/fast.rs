@@ -6,8 +6,8 @@
 //! renew and release do, and nothing else.
 //!
 //! The site does the calls of one connection in their order, except those that another site has to
-//! answer. So a release that is followed by another call needs nobody who waits for its answer: it
-//! is done before what follows it.
+//! answer. So a client need not wait for the answer to a release before its next call: the site
+//! does the release first.
 #![expect(missing_docs, reason = "docs/WIRE.md and the HTTP API describe the same calls")]
 
 use std::borrow::Cow;
@@ -48,7 +48,7 @@ pub enum FastCall<'a> {
     Cancel(#[serde(borrow)] Cow<'a, str>),
     Renew(#[serde(borrow)] Cow<'a, str>),
     Release(#[serde(borrow)] Cow<'a, str>),
-    /// Whoever made the call of this number over the same connection waits no more.
+    /// The client that made the call of this number over the same connection waits no more.
     Abandon(u64),
 }
 
@@ -92,8 +92,8 @@ impl FastLease {
     }
 }
 
-/// Frames on their way out. Whoever has something to say puts it in and never waits; one task
-/// writes what is there, however much that is, at once.
+/// Frames on their way out. Callers put frames in and never wait; one task writes all that are
+/// there at once.
 #[derive(Debug, Default)]
 pub struct Frames {
     bytes: Vec<u8>,

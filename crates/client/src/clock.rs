@@ -1,4 +1,4 @@
-//! The clock of leases: it runs while the machine sleeps, and nobody sets it.
+//! The clock of leases: it runs while the machine sleeps, and is never set.
 
 pub use kofm_api::boottime::Moment;
 use rustix::time::{ClockId, Timespec, clock_gettime};

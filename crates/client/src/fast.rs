@@ -257,12 +257,12 @@ impl FastClient {
         }
     }
 
-    /// Gives a lease back, whoever has acquired it. Repeating it is harmless.
+    /// Gives a lease back, also one of another client. Repeating it is harmless.
     pub async fn release(&self, lease: &str) -> Result<(), api::Error> {
         self.call(FastCall::Release(Cow::Borrowed(lease))).await.map(|_| ())
     }
 
-    /// Renews a lease, whoever has acquired it; says how long it lives now. If the site does not
+    /// Renews a lease, also one of another client; says how long it lives now. If the site does not
     /// answer at once, or the connection is closed, the other sites are asked as well, where the
     /// [`Client`] that this connection comes from has their addresses.
     pub async fn renew(&self, lease: &str) -> Result<Duration, api::Error> {
@@ -307,10 +307,10 @@ impl FastClient {
 /// A lease that is released when this is dropped.
 ///
 /// The drop waits for nothing, and works outside of a runtime, too: the release travels with
-/// whatever the connection says next, or through another site where the connection is closed and
+/// the next call of the connection, or through another site where the connection is closed and
 /// the client has further addresses. Where it does not arrive, because the program ends before it
-/// is sent, the lease ends with its time to live. Whoever has to know that the units are given back
-/// uses [`release`](Self::release).
+/// is sent, the lease ends with its time to live. A caller that has to know that the units are given
+/// back uses [`release`](Self::release).
 ///
 /// Nothing renews the lease but [`renew`](Self::renew), which asks further sites if the site of the
 /// connection does not answer: see [`Client::renews_after`].

@@ -110,8 +110,8 @@ macro_rules! site_protocols {
             /// The protocols that sites run, in the order of their numbers.
             pub const IN_SITES: &'static [Self] = &[$(Self::$protocol,)*];
 
-            /// Calls `visitor` with the protocol, if sites run it. Whoever calls this compiles no
-            /// other protocol.
+            /// Calls `visitor` with the protocol, if sites run it. A crate that calls only this
+            /// compiles no other protocol.
             pub fn visit_in_site<V: Visitor>(self, visitor: V) -> Option<V::Output> {
                 match self {
                     $(Self::$protocol => Some(visitor.visit::<$module::$protocol>()),)*

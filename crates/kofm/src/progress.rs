@@ -22,7 +22,7 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// A line on the terminal that says how far a long run is. Silent for short runs, and where
-/// nobody looks.
+/// standard error is no terminal.
 #[derive(Debug)]
 pub(crate) struct Progress {
     visible: bool,
@@ -99,7 +99,7 @@ impl WholeFile {
 
 impl Drop for WholeFile {
     fn drop(&mut self) {
-        // After `finish` it is gone already; otherwise half a trace helps nobody.
+        // After `finish` it is gone already; otherwise it is half a trace, which is of no use.
         let _gone = std::fs::remove_file(&self.partial);
     }
 }

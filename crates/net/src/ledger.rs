@@ -69,7 +69,7 @@ impl Drop for Ledger {
     fn drop(&mut self) {
         self.shared.inbox().closed = true;
         self.shared.wake.notify_one();
-        // Whoever opens the directory next finds all of it.
+        // The next process that opens the directory finds all of it.
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

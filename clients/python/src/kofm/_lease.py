@@ -271,7 +271,7 @@ class Lease:
         self._term = term
 
     def _renew(self) -> None:
-        # Whoever can ask another site renews so often that the rest suffices for the other sites to
+        # A client that can ask another site renews so often that the rest suffices for the other sites to
         # notice that one is gone, and to take the lease over.
         share = 8 if self._keeper.several() else 3
         wait = self._term / share

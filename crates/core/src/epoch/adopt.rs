@@ -56,7 +56,7 @@ pub(super) fn adopt<C: Plan>(
     };
     let mut list = candidates(record, reports, surveys, &joins);
     if list.iter().all(|it| it.way == Way::Brought) {
-        // Nothing was adopted, so what is brought back is nobody else's.
+        // Nothing was adopted, so no other site has what is brought back.
         return;
     }
     list.sort_by_key(|it| {

@@ -86,7 +86,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         survey.clock = clock;
         let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
         survey.counts = count(before, &books, &fresh.sites, cluster);
-        // Nobody holds what was taken from a semaphore.
+        // Units taken from a semaphore have no holder.
         fresh.books.push(if survey.counts.is_some() {
             Withheld::default()
         } else {

@@ -104,7 +104,7 @@ fn commands_run_on_when_the_site_that_they_use_is_killed_for_good() {
         now.len() == 4 && now.values().all(|it| it.1 != "s1")
     });
     assert_eq!(units(&leases(&cluster, 0)), units(&before));
-    // The units that nobody holds come back, and only those.
+    // The units without a holder come back, and only those.
     until("the quarantine is over", || cluster.pool(0, "gpu")["free"] == 3);
     until("slots come back", || cluster.pool(2, "slot")["free"] == 3);
     until("disks come back", || cluster.pool(2, "disk")["free"] == 2);

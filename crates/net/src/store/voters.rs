@@ -292,7 +292,7 @@ impl Voters {
         }
     }
 
-    /// Proposes until something is chosen, by whichever site.
+    /// Proposes until a record is chosen, its own or another site's.
     async fn propose(&self, epoch: u64, own: Option<Record>) -> Result<Next, StoreError> {
         for attempt in 0..ATTEMPTS {
             match self.attempt(epoch, own.clone()).await? {
