@@ -105,25 +105,47 @@ impl Machine {
 
     /// The members that this site sees in the epoch, by name.
     fn members(&self) -> Vec<String> {
-        let output = self.run(&["members", "--json"]);
-        let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        let list = list.as_array().cloned().unwrap_or_default();
-        let list = list.iter().filter(|it| it["member"] == true);
-        list.map(|it| it["site"].as_str().unwrap_or_default().to_owned()).collect()
+        self.sites_that("member")
     }
 
     /// The sites that vote, by name.
     fn voters(&self) -> Vec<String> {
+        self.sites_that("voter")
+    }
+
+    /// The sites of which `kofm members` says so, by name.
+    fn sites_that(&self, are: &str) -> Vec<String> {
         let output = self.run(&["members", "--json"]);
         let list: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let list = list.as_array().cloned().unwrap_or_default();
-        let list = list.iter().filter(|it| it["voter"] == true);
+        let list = list.iter().filter(|it| it[are] == true);
         list.map(|it| it["site"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
     fn sees(&self, names: &[&str]) {
         until("the members agree", || self.members() == names);
     }
+}
+
+/// A cluster of `a` and `b`; `a` has founded it and votes. Its pool `gpu` has that many units.
+fn two_sites(units: u32) -> [Machine; 2] {
+    let [mut a, mut b] = ["a", "b"].map(Machine::new);
+    a.init("lab");
+    a.serve();
+    a.sees(&["a"]);
+    a.done(&["pool", "set", "gpu", "--units", &units.to_string()]);
+    b.spawn(&["join", &a.invite(), "--site", "b"]);
+    a.sees(&["a", "b"]);
+    [a, b]
+}
+
+/// A cluster of three voters with a pool `gpu` of three units.
+fn three_voters() -> [Machine; 3] {
+    let [a, b] = two_sites(3);
+    let mut c = Machine::new("c");
+    c.spawn(&["join", &a.invite(), "--site", "c"]);
+    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    [a, b, c]
 }
 
 #[test]
@@ -180,13 +202,8 @@ fn a_cluster_grows_and_shrinks_by_one_command_each() {
 
 #[test]
 fn a_cluster_of_three_survives_its_first_site() {
-    let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "3"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
+    let [mut a, b] = two_sites(3);
+    let mut c = Machine::new("c");
     assert_eq!(a.voters(), ["a"]);
     c.spawn(&["join", &a.invite(), "--site", "c"]);
     for machine in [&a, &b, &c] {
@@ -206,13 +223,8 @@ fn a_cluster_of_three_survives_its_first_site() {
 
 #[test]
 fn any_site_invites_so_a_cluster_outlives_the_machine_that_founded_it() {
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(Machine::new);
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "3"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
+    let [mut a, b] = two_sites(3);
+    let mut c = Machine::new("c");
     // At a site that joined.
     c.spawn(&["join", &b.invite(), "--site", "c"]);
     until("three sites vote", || a.voters() == ["a", "b", "c"]);
@@ -252,15 +264,7 @@ fn any_site_invites_so_a_cluster_outlives_the_machine_that_founded_it() {
 
 #[test]
 fn an_older_copy_of_a_state_dir_is_refused_and_named() {
-    let [mut a, mut b, mut c] = ["a", "b", "c"].map(Machine::new);
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "3"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
-    c.spawn(&["join", &a.invite(), "--site", "c"]);
-    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    let [a, mut b, c] = three_voters();
     b.kill();
     let copy = b.dir.join("copy");
     let copied = Command::new("cp").arg("-r").args([&b.site_dir(), &copy]).status();
@@ -327,15 +331,7 @@ fn a_state_dir_of_another_cluster_or_site_is_refused() {
 
 #[test]
 fn a_voter_with_a_wiped_disk_is_replaced() {
-    let (mut a, mut b, mut c) = (Machine::new("a"), Machine::new("b"), Machine::new("c"));
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "3"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
-    c.spawn(&["join", &a.invite(), "--site", "c"]);
-    until("three sites vote", || a.voters() == ["a", "b", "c"]);
+    let [a, mut b, mut c] = three_voters();
     let text = a.refused(&["member", "replace", "b"]);
     assert!(text.contains("site b answers"), "{text}");
     b.kill();
@@ -354,13 +350,7 @@ fn a_voter_with_a_wiped_disk_is_replaced() {
 
 #[test]
 fn a_drained_site_takes_no_requests_until_it_is_undrained() {
-    let (mut a, mut b) = (Machine::new("a"), Machine::new("b"));
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "2"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
+    let [a, b] = two_sites(2);
     a.done(&["drain", "a"]);
     until("a takes no requests", || !a.run(&["acquire", "gpu", "--wait", "0"]).status.success());
     until("the vote moves", || b.voters() == ["b"]);
@@ -374,13 +364,7 @@ fn a_drained_site_takes_no_requests_until_it_is_undrained() {
 
 #[test]
 fn a_site_moves_to_another_address() {
-    let (mut a, mut b) = (Machine::new("a"), Machine::new("b"));
-    a.init("lab");
-    a.serve();
-    a.sees(&["a"]);
-    a.done(&["pool", "set", "gpu", "--units", "2"]);
-    b.spawn(&["join", &a.invite(), "--site", "b"]);
-    a.sees(&["a", "b"]);
+    let [a, mut b] = two_sites(2);
     b.kill();
     let (path, old) = (b.site_dir().join("site.toml"), b.port);
     b.port = free_port();
