@@ -305,9 +305,10 @@ impl Change {
             Phase::Outside if !record.plan.sites.contains_key(&self.epochs.me()) => {
                 Some(("minority", "this site was taken out of the cluster".to_owned()))
             }
-            Phase::Outside => {
-                Some(("changing", "not in the cluster's epoch, asks to join".to_owned()))
-            }
+            Phase::Outside => Some(match &self.trouble {
+                Some(why) => ("minority", format!("not in the cluster's epoch: {why}")),
+                None => ("changing", "not in the cluster's epoch, asks to join".to_owned()),
+            }),
             Phase::Running | Phase::Frozen | Phase::Installed => {
                 Some(("changing", "the epoch is changing".to_owned()))
             }
