@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Code, Lease, State, Units, Want};
 
-/// What the upgrade is called.
+/// The name of the upgrade in HTTP.
 pub const UPGRADE: &str = "kofm/1";
 /// The longest frame of a client.
 pub const MAX_CALL: usize = 64 << 10;
@@ -52,7 +52,7 @@ pub enum FastCall<'a> {
     Abandon(u64),
 }
 
-/// What comes of it. It shares what it says with the site's books.
+/// The result of a call. It shares its text with the site's books.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FastAnswer {
     Done,

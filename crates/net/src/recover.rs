@@ -15,7 +15,7 @@ use crate::store::ballots::Ballots;
 /// How long a site that is said to be lost has to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What was changed.
+/// The changes that were made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
     /// The epoch that this site knew.

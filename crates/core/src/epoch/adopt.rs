@@ -69,7 +69,7 @@ pub(super) fn adopt<C: Plan>(
         .filter(|it| it.way == Way::Adopted)
         .flat_map(|it| it.units().map(|unit| (unit, it.since)))
         .collect();
-    // What a paper names is a claim of the life that gave it, which the same site may still have.
+    // A paper names a claim of the life that gave it, which the same site may still have.
     let unsettled: BTreeSet<(usize, Stamp)> = list
         .iter()
         .filter(|it| it.way != Way::Presented)
@@ -130,7 +130,7 @@ pub(super) fn adopt<C: Plan>(
         for (book, claim, _) in &candidate.parts {
             surveys[*book].claims.remove(claim);
         }
-        // What is left of its units is withheld as before.
+        // The rest of its units is withheld as before.
         let Some(kept) = quarantine.get_mut(&candidate.since) else { continue };
         for (book, unit) in candidate.units().filter(|unit| !taken.contains(unit)) {
             if let Some(kept) = kept.books.get_mut(book) {
@@ -192,7 +192,7 @@ fn candidates<C>(
     list
 }
 
-/// What is the members' own without doubt.
+/// The units that members own without doubt.
 fn owned(
     surveys: &[Survey],
     unsettled: &BTreeSet<(usize, Stamp)>,

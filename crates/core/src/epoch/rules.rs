@@ -90,9 +90,9 @@ pub enum Slip {
     AdoptsTwice,
     /// Of two leases of a unit the one that was adopted first goes on.
     FirstPaperWins,
-    /// What a new life brings back stays beside what was adopted.
+    /// A lease that a new life brings back stays beside the adopted one.
     DiskBesideAdopter,
-    /// What a member had adopted is not withheld anew when it departs.
+    /// Units that a member had adopted are not withheld again when it departs.
     AdopterIsNotWithheld,
     /// The units of an adopted lease that ended are free at once. For the driver, like the next.
     FreesAdopted,

@@ -45,7 +45,7 @@ pub struct LeaseKey {
     pub fence: u64,
 }
 
-/// What the members keep of a lease that goes on after the life that granted it.
+/// Facts that the members keep of a lease that goes on after the life that granted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Adopted {
     /// The lease.

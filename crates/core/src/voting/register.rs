@@ -49,7 +49,7 @@ impl Rules for Sound {
     }
 }
 
-/// What a voter is asked.
+/// A question to a voter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Question {
     /// Does this epoch still stand?
@@ -88,7 +88,7 @@ impl Question {
     }
 }
 
-/// What it answers.
+/// Its answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Answer {
     /// The epoch stands.
@@ -113,7 +113,7 @@ pub enum Answer {
     Failed,
 }
 
-/// What a voter must not forget.
+/// The state that a voter must not forget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Durable {
     /// The random name of this state.
@@ -236,7 +236,7 @@ pub struct Proposal<R = Sound> {
     rules: R,
 }
 
-/// What a proposer does next.
+/// The next step of a proposer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Wait for more answers.

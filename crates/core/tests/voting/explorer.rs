@@ -49,7 +49,7 @@ pub(crate) struct Setting {
     pub(crate) flaw: Flaw,
 }
 
-/// What is broken on purpose.
+/// A rule that is broken on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Nothing.
@@ -65,7 +65,7 @@ pub(crate) enum Flaw {
     BallotAgain,
 }
 
-/// What was found.
+/// The result of an exploration.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     /// Distinct states, told apart by hashes of 128 bits.

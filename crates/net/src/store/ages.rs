@@ -46,7 +46,7 @@ impl Ages {
         Self { heard: Mutex::new(heard), old: OnceLock::new() }
     }
 
-    /// What was heard of all disks, to be kept.
+    /// The ages of all disks that were heard of, to be kept.
     pub(super) fn heard(&self) -> BTreeMap<String, Age> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -27,7 +27,7 @@ const MAX_QUESTIONS: usize = 256;
 /// Sites whose heartbeats a voter remembers.
 const MAX_PULSES: usize = 4096;
 
-/// What a site asks a voter.
+/// The question of a site to a voter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ask {
     /// The disk that is asked.
@@ -43,7 +43,7 @@ pub(crate) struct Ask {
     pub seen: Age,
 }
 
-/// What the voter answers.
+/// The answer of a voter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reply {
     pub answer: Answer,
@@ -62,13 +62,13 @@ impl From<Answer> for Reply {
     }
 }
 
-/// What is in the file of promises.
+/// The contents of the file of promises.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Promises {
     /// How often it was written.
     writes: u64,
     durable: Durable,
-    /// What was heard of the disks of other sites.
+    /// The ages of other sites' disks that were heard of.
     heard: BTreeMap<String, Age>,
 }
 
