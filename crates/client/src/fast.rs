@@ -309,8 +309,8 @@ impl FastClient {
 /// The drop waits for nothing, and works outside of a runtime, too: the release travels with
 /// the next call of the connection, or through another site where the connection is closed and
 /// the client has further addresses. Where it does not arrive, because the program ends before it
-/// is sent, the lease ends with its time to live. A caller that has to know that the units are given
-/// back uses [`release`](Self::release).
+/// is sent, the lease ends with its time to live. A caller that has to know that the units are back
+/// uses [`release`](Self::release).
 ///
 /// Nothing renews the lease but [`renew`](Self::renew), which asks further sites if the site of the
 /// connection does not answer: see [`Client::renews_after`].

@@ -22,7 +22,7 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// A line on the terminal that says how far a long run is. Silent for short runs, and where
-/// standard error is no terminal.
+/// standard error is not a terminal.
 #[derive(Debug)]
 pub(crate) struct Progress {
     visible: bool,

@@ -167,7 +167,7 @@ impl Backup {
     /// Reads a document.
     pub fn read(text: &str) -> Result<Self, api::Error> {
         let read: Self = serde_json::from_str(text)
-            .map_err(|error| malformed(format!("this is no document of `kofm backup`: {error}")))?;
+            .map_err(|error| malformed(format!("not a document of `kofm backup`: {error}")))?;
         if read.backup != FORM {
             let form = read.backup;
             let text = format!("the backup has form {form}, and this version of kofm reads {FORM}");
