@@ -4,39 +4,38 @@
 //! is there; a reader hands over what comes. The session's lock is held for a few instructions,
 //! never across I/O.
 
+mod accept;
 mod caller;
 mod connection;
 mod lives;
 mod peer;
+mod traffic;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use kofm_core::SiteId;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info, warn};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
 
 #[cfg(test)]
 pub(crate) use self::caller::Caller;
 pub(crate) use self::caller::Callers;
-use self::connection::{Connection, LinkError, Reader, Writer};
+use self::connection::{Connection, LinkError};
 pub(crate) use self::lives::Lives;
-use self::lives::Twin;
 use self::peer::Link;
 use crate::join::Registrar;
 use crate::random;
-use crate::session::{ACK_EVERY, Arrival, Broken, Greeting, Session, Visitor};
+use crate::session::{Broken, Greeting};
 use crate::tls::Tls;
-use crate::wire::{Call, Frame, Hello, Join, MAX_BODY, Refuse, RefuseCode, VERSION, Who};
+use crate::wire::{Frame, Hello, MAX_BODY, VERSION, Who};
 pub(crate) use kofm_site::links::{Event, LinkInfo, Links, Payload};
 
 /// How long an acknowledgement may wait for a message to travel with.
@@ -277,46 +276,6 @@ impl Mesh {
         self.stop.subscribe().wait_for(|&stop| stop).await.ok();
     }
 
-    async fn listen(self: Arc<Self>, listener: TcpListener) {
-        let mut greetings: VecDeque<oneshot::Sender<()>> = VecDeque::new();
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
-                () = self.stopped() => return,
-            };
-            let (stream, from) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    warn!(%error, "cannot accept a peer");
-                    sleep(BACKOFF_MIN).await;
-                    continue;
-                }
-            };
-            greetings.retain(|it| !it.is_closed());
-            if greetings.len() >= GREETINGS {
-                greetings.pop_front();
-            }
-            let (stay, evicted) = oneshot::channel();
-            greetings.push_back(stay);
-            let mesh = Arc::clone(&self);
-            tokio::spawn(async move {
-                let greeted = tokio::select! {
-                    greeted = timeout(GREETING, mesh.accept(stream, from)) => greeted,
-                    _ = evicted => return debug!(%from, "too many greetings at once"),
-                };
-                match greeted {
-                    Ok(Ok(Greeted::Peer(peer, connection))) => mesh.run(peer, connection).await,
-                    Ok(Ok(Greeted::Caller(who, connection))) => {
-                        mesh.serve_caller(&who, connection).await;
-                    }
-                    Ok(Ok(Greeted::Machine)) => {}
-                    Ok(Err(error)) => warn!(%from, %error, "greeting"),
-                    Err(_) => warn!(%from, "no greeting in time"),
-                }
-            });
-        }
-    }
-
     async fn dial(self: Arc<Self>, peer: SiteId) {
         let Some(link) = self.link(peer) else { return };
         let mut backoff = BACKOFF_MIN;
@@ -391,164 +350,6 @@ impl Mesh {
         }
     }
 
-    /// Whether the certificate of a connection is that of this site.
-    fn check_key(&self, name: &str, connection: &Connection) -> Result<(), String> {
-        match (&self.identity.tls, &connection.shown) {
-            (Some(tls), Some(shown)) => tls.check(shown, name),
-            (None, _) | (_, None) => Ok(()),
-        }
-    }
-
-    /// Whether to go on with this process: another one may have its name.
-    fn meet(&self, who: &Who, from: SocketAddr, connection: &mut Connection) -> Result<(), Refuse> {
-        if let Err(text) = self.check_key(&who.name, connection) {
-            return Err(Refuse { code: RefuseCode::Address, text });
-        }
-        if self.identity.roster.is_removed(&who.name) {
-            let text = format!("site {} was removed from the cluster", who.name);
-            return Err(Refuse { code: RefuseCode::Address, text });
-        }
-        if let Some(text) = self.identity.lives.quiet() {
-            return Err(Refuse { code: RefuseCode::Busy, text: format!("it keeps quiet: {text}") });
-        }
-        match self.identity.lives.meet(who, from) {
-            Ok(open) => {
-                connection.open = Some(open);
-                Ok(())
-            }
-            Err(Twin { refuse, news }) => {
-                if let Some(address) = news {
-                    let site = &who.name;
-                    warn!(%site, %address, "refused another process that says it is this site");
-                    let link = self.all_links().into_iter().find(|it| it.name == who.name);
-                    if let Some(link) = link {
-                        self.send(link.peer, &Payload::Twin { address }).ok();
-                    }
-                }
-                Err(refuse)
-            }
-        }
-    }
-
-    /// The greeting, as the one who is dialled.
-    async fn accept(&self, stream: TcpStream, from: SocketAddr) -> Result<Greeted, LinkError> {
-        let mut connection = Connection::accept(stream, self.identity.tls.as_ref()).await?;
-        let hello = match connection.greeting().await? {
-            Frame::Hello(hello) => hello,
-            Frame::Join(join) => return self.take_in(connection, &join, from).await,
-            Frame::Call(call) => return self.accept_caller(connection, &call, from).await,
-            frame => return Err(LinkError::unexpected(&frame)),
-        };
-        let Some(link) = self.link(hello.from).filter(|link| link.peer < self.identity.me) else {
-            let text = format!("site {} does not dial this one", hello.from.0);
-            let refuse = Refuse { code: RefuseCode::Address, text };
-            connection.send(&Frame::Refuse(refuse)).await?;
-            return Err(LinkError::WrongPeer(hello.who.name));
-        };
-        if hello.who.name != link.name {
-            let text = format!("site {} is {}, not {}", link.peer.0, link.name, hello.who.name);
-            let refuse = Refuse { code: RefuseCode::Address, text };
-            connection.send(&Frame::Refuse(refuse)).await?;
-            return Err(LinkError::WrongPeer(hello.who.name));
-        }
-        if let Err(refuse) = self.meet(&hello.who, from, &mut connection) {
-            connection.send(&Frame::Refuse(refuse.clone())).await?;
-            return Err(LinkError::Refuses(refuse.text));
-        }
-        if let Err(refuse) = self.check(&link, &hello) {
-            connection.send(&Frame::Refuse(refuse.clone())).await?;
-            link.note(&refuse.text);
-            return Err(LinkError::Refuses(refuse.text));
-        }
-        // Of several greetings only the last may bind: the others are of the past.
-        connection.number = link.take_say();
-        connection.send(&Frame::Hello(self.hello(&link))).await?;
-        match connection.greeting().await? {
-            Frame::Welcome => {}
-            Frame::Refuse(refuse) => {
-                link.note(&format!("refused by the peer: {}", refuse.text));
-                if refuse.code == RefuseCode::Twin {
-                    self.identity.lives.refused(&refuse.text);
-                }
-                return Err(refuse.into());
-            }
-            frame => return Err(LinkError::unexpected(&frame)),
-        }
-        self.bind(&link, &hello, &mut connection)?;
-        connection.send(&Frame::Welcome).await?;
-        Ok(Greeted::Peer(link.peer, connection))
-    }
-
-    /// A machine shows the code of an invitation.
-    async fn take_in(
-        &self,
-        mut connection: Connection,
-        join: &Join,
-        from: SocketAddr,
-    ) -> Result<Greeted, LinkError> {
-        let answer = match &self.identity.registrar {
-            Some(registrar) => {
-                let taken = join.site == self.identity.name;
-                let roster = &self.identity.roster;
-                let taken = taken || roster.is_taken(&join.site);
-                registrar.admit(join, taken, &roster.voters()).await
-            }
-            None => Err("this site cannot make certificates: take a code from `kofm invite` at \
-                         a site whose file has `ca_key`"
-                .to_owned()),
-        };
-        match &answer {
-            Ok(_) => info!(site = %join.site, %from, "made a certificate for a new site"),
-            Err(why) => warn!(site = %join.site, %from, %why, "refused a machine"),
-        }
-        connection.send(&Frame::Joined(answer)).await?;
-        Ok(Greeted::Machine)
-    }
-
-    async fn accept_caller(
-        &self,
-        mut connection: Connection,
-        call: &Call,
-        from: SocketAddr,
-    ) -> Result<Greeted, LinkError> {
-        let meant = call.cluster == self.identity.cluster && call.to == self.identity.name;
-        if meant && self.answers.is_some() {
-            if let Err(refuse) = self.meet(&call.who, from, &mut connection) {
-                connection.send(&Frame::Refuse(refuse.clone())).await?;
-                return Err(LinkError::Refuses(refuse.text));
-            }
-            connection.send(&Frame::Welcome).await?;
-            return Ok(Greeted::Caller(call.who.name.clone(), connection));
-        }
-        let text = format!("this is {} of cluster {}", self.identity.name, self.identity.cluster);
-        let refuse = Refuse { code: RefuseCode::Address, text };
-        connection.send(&Frame::Refuse(refuse.clone())).await?;
-        Err(LinkError::Refuses(refuse.text))
-    }
-
-    /// Answers questions, one after the other, until the caller goes away.
-    async fn serve_caller(&self, who: &str, mut connection: Connection) {
-        let Some(answers) = &self.answers else { return };
-        let Ok(_slot) = self.callers.try_acquire() else { return };
-        // A caller beats five times in a site lease.
-        let silence = self.identity.silence * 2;
-        loop {
-            let note = tokio::select! {
-                note = timeout(silence, connection.note()) => note,
-                () = self.stopped() => return,
-            };
-            let Ok(Ok(question)) = note else { return };
-            let removed = self.identity.roster.is_removed(who);
-            if removed || self.check_key(who, &connection).is_err() {
-                return;
-            }
-            let answer = Frame::Note(Bytes::from(answers.answer(who, question).await));
-            if connection.send(&answer).await.is_err() {
-                return;
-            }
-        }
-    }
-
     fn hello(&self, link: &Link) -> Hello {
         let greeting = link.lock().session.greeting(self.incarnation());
         Hello {
@@ -562,52 +363,6 @@ impl Mesh {
             received: greeting.received,
             table: self.identity.table,
         }
-    }
-
-    /// Decides whether to go on with a peer. If its incarnation is newer than the session, restarts
-    /// the session and returns the connection number that this took.
-    fn check(&self, link: &Link, hello: &Hello) -> Result<Option<u64>, Refuse> {
-        let refuse = |code, text: String| Err(Refuse { code, text });
-        let mut restarted = None;
-        if hello.cluster != self.identity.cluster || hello.to != self.identity.me {
-            let me = self.identity.me.0;
-            let text = format!("this is site {me} of cluster {}", self.identity.cluster);
-            return refuse(RefuseCode::Address, text);
-        }
-        if hello.oldest > VERSION || hello.newest < VERSION {
-            return refuse(RefuseCode::Version, format!("this site speaks version {VERSION}"));
-        }
-        if hello.table != self.identity.table {
-            let text = "the sites' configurations name other members, pools or protocols; \
-                        make them the same";
-            return refuse(RefuseCode::Table, text.to_owned());
-        }
-        // A peer that comes back without memory starts from nothing, and the site is told. One that
-        // comes from the past is not talked to.
-        let visitor = link.lock().session.meet(&greeting(hello));
-        match visitor {
-            Visitor::Peer => {}
-            Visitor::Past(why) => return refuse(RefuseCode::Reset, why.to_string()),
-            Visitor::Newer(why) => {
-                restarted = Some(link.restart(Some(hello.who.incarnation)));
-                self.tell_reset(link, why);
-            }
-        }
-        let (broken, fits) = {
-            let state = link.lock();
-            let expects = state.session.expected(self.incarnation(), &greeting(hello));
-            (state.broken, state.session.fits(hello.who.incarnation, expects))
-        };
-        if let Some(why) = broken {
-            let text = format!("site {} does not go on with this peer: {why}", self.identity.me.0);
-            return refuse(RefuseCode::Reset, text);
-        }
-        if let Err(why) = fits {
-            let text = format!("site {} does not go on with this peer: {why}", self.identity.me.0);
-            self.reset(link, why);
-            return refuse(RefuseCode::Reset, text);
-        }
-        Ok(restarted)
     }
 
     /// Binds the session to a new connection, if no newer one has taken the say since its greeting.
@@ -642,151 +397,6 @@ impl Mesh {
         // The site may be busy; a task of its own waits for it.
         tokio::spawn(async move { events.send(Event::PeerReset { peer, why }).await.is_ok() });
     }
-
-    /// Moves frames until the connection ends.
-    async fn run(&self, peer: SiteId, connection: Connection) {
-        let Some(link) = self.link(peer) else { return };
-        let link = &link;
-        let number = connection.number;
-        if *link.newest.borrow() != number {
-            return;
-        }
-        link.refused.store(false, Ordering::Relaxed);
-        let mut newest = link.newest.subscribe();
-        link.up(number);
-        self.count_standing();
-        if self.events.send(Event::Up(peer)).await.is_err() {
-            return;
-        }
-        let Connection { reader, writer, buffer, open: _open, .. } = connection;
-        let ended = tokio::select! {
-            ended = self.read(link, number, reader, buffer) => ended,
-            ended = self.write(link, number, writer) => ended,
-            _ = newest.wait_for(|&newest| newest != number) => Err(LinkError::Replaced),
-        };
-        let Err(why) = ended else { return };
-        if let LinkError::Broken(broken) = why {
-            self.reset(link, broken);
-        }
-        // Unless a newer connection has taken over.
-        if link.down(number, &why) {
-            self.count_standing();
-            self.events.send(Event::Down(peer)).await.ok();
-            if peer < self.identity.me {
-                tokio::spawn(probe(Arc::clone(link)));
-            }
-        }
-    }
-
-    async fn read(
-        &self,
-        link: &Link,
-        number: u64,
-        mut reader: Reader,
-        mut buffer: BytesMut,
-    ) -> Result<(), LinkError> {
-        loop {
-            let mut frames = Vec::new();
-            while let Some(frame) = Frame::decode(&mut buffer, MAX_BODY)? {
-                frames.push(frame);
-            }
-            if !frames.is_empty() {
-                self.hand_over(link, number, frames).await?;
-            }
-            buffer.reserve(16 << 10);
-            let read = timeout(self.identity.silence, reader.read_buf(&mut buffer));
-            if read.await.map_err(|_| LinkError::Silent)?? == 0 {
-                return Err(LinkError::Closed);
-            }
-        }
-    }
-
-    /// Gives what came to the site. Taking it off the session and handing it over are one act, so
-    /// that a connection that ends in between loses nothing.
-    async fn hand_over(
-        &self,
-        link: &Link,
-        number: u64,
-        frames: Vec<Frame>,
-    ) -> Result<(), LinkError> {
-        let permit = self.events.reserve().await.map_err(|_| LinkError::Stopped)?;
-        let mut list = Vec::new();
-        let mut state = link.lock_for(number)?;
-        let mut result = Ok(());
-        for frame in frames {
-            result = accept_frame(&mut state.session, frame, &mut list);
-            if result.is_err() {
-                break;
-            }
-        }
-        list.retain(|payload| !self.is_about_a_twin(payload));
-        if !list.is_empty() {
-            link.received.fetch_add(list.len() as u64, Ordering::Relaxed);
-            permit.send(Event::Messages { from: link.peer, list });
-        }
-        let wake = state.session.untold() > 0;
-        drop(state);
-        if wake {
-            link.wake.notify_one();
-        }
-        result
-    }
-
-    /// Takes note where a peer says that it has refused a process of this site's name.
-    fn is_about_a_twin(&self, payload: &Payload) -> bool {
-        let Payload::Twin { address } = payload else { return false };
-        let address: String = address.chars().filter(|it| !it.is_control()).take(64).collect();
-        let news = self.identity.lives.rivalled(address.clone());
-        if news {
-            warn!(%address, "another process says it is this site, and was refused");
-        }
-        true
-    }
-
-    async fn write(&self, link: &Link, number: u64, mut writer: Writer) -> Result<(), LinkError> {
-        let mut out = BytesMut::new();
-        let mut stopped = pin!(self.stopped());
-        let quiet = self.identity.silence / 5;
-        let mut pause = pin!(sleep(quiet));
-        // Setting the clock costs more than a message: as long as the pause is short, it stays so.
-        let mut short = false;
-        loop {
-            let untold = link.fill(number, &mut out)?;
-            if !out.is_empty() {
-                writer.write_all(&out).await?;
-                writer.flush().await?;
-                out.clear();
-                continue;
-            }
-            if untold > 0 && !short {
-                pause.as_mut().reset(Instant::now() + ACK_DELAY);
-                short = true;
-            }
-            if untold < ACK_EVERY {
-                tokio::select! {
-                        biased;
-                        () = &mut pause => {}
-                        () = link.wake.notified() => continue,
-                        () = &mut stopped => {
-                            Frame::Bye.encode(&mut out);
-                            writer.write_all(&out).await?;
-                writer.flush().await?;
-                            return Err(LinkError::Stopped);
-                        }
-                    }
-                pause.as_mut().reset(Instant::now() + quiet);
-                if std::mem::take(&mut short) && untold == 0 {
-                    // A message has acknowledged it all.
-                    continue;
-                }
-            }
-            let ack = link.lock_for(number)?.session.tell();
-            Frame::Ack { ack }.encode(&mut out);
-            writer.write_all(&out).await?;
-            writer.flush().await?;
-            out.clear();
-        }
-    }
 }
 
 /// Finds out whether a process listens where a peer was that would dial.
@@ -804,45 +414,12 @@ const fn greeting(hello: &Hello) -> Greeting {
 
 const UNREADABLE: Broken = Broken::Nonsense("a message that cannot be decoded");
 
-fn accept_frame(
-    session: &mut Session,
-    frame: Frame,
-    list: &mut Vec<Payload>,
-) -> Result<(), LinkError> {
-    match frame {
-        Frame::Data { seq, ack, payload } => {
-            session.acknowledged(ack)?;
-            // Decoded first: a message that cannot be decoded ends the session. On the next
-            // connection the peer would only send it again.
-            let payload = postcard::from_bytes(&payload).map_err(|_| UNREADABLE)?;
-            if session.arrived(seq)? == Arrival::New {
-                list.push(payload);
-            }
-            Ok(())
-        }
-        Frame::Ack { ack } => Ok(session.acknowledged(ack)?),
-        Frame::Bye => Err(LinkError::Bye),
-        frame @ (Frame::Hello(_)
-        | Frame::Welcome
-        | Frame::Refuse(_)
-        | Frame::Call(_)
-        | Frame::Join(_)
-        | Frame::Joined(_)
-        | Frame::Note(_)) => Err(LinkError::unexpected(&frame)),
-    }
-}
-
-/// Who has come.
-enum Greeted {
-    Peer(SiteId, Connection),
-    Caller(String, Connection),
-    /// One that has asked to become a site, and was answered.
-    Machine,
-}
-
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
+    use crate::session::Session;
     use crate::store::voters::Ballots;
 
     #[derive(Debug)]
