@@ -33,6 +33,9 @@ use crate::store as epoch_store;
 const MILLISECOND: u64 = 1_000_000;
 const SITE_LEASE: Duration = Duration::from_secs(1);
 
+/// How long the requests of clients that are gone may take to end, one after the other.
+const REST: u64 = 120_000 * MILLISECOND;
+
 /// What a seed varies.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
@@ -43,6 +46,8 @@ pub(super) struct Case {
     pub faults: usize,
     /// Virtual length of the first phase.
     pub length: Duration,
+    /// How late a heartbeat can be answered.
+    pub slow: Duration,
     /// A fault in every core.
     pub mutant: Option<Mutant>,
 }
@@ -90,6 +95,11 @@ enum Step {
         record: epoch_store::Record,
     },
     Client(usize),
+    /// A client waits no longer for a call that it sent then.
+    GiveUp {
+        client: usize,
+        sent: u64,
+    },
     Fault,
     /// A dead site starts again.
     Start(usize),
@@ -128,7 +138,10 @@ struct Host {
     paused_until: u64,
     /// Parts per thousand that its clock runs fast.
     rate: i64,
+    /// Nothing reaches it, and it reaches nothing.
     cut: bool,
+    /// It reaches no other site, but the store and clients.
+    apart: bool,
 }
 
 /// The world.
@@ -191,14 +204,17 @@ impl World {
             case,
         };
         for site in 0..world.case.sites {
-            let rate = i64::try_from(world.below(9)).unwrap_or(0) - 4;
-            world.hosts.push(Host { machine: None, process: 0, paused_until: 0, rate, cut: false });
+            let rate = world.rate();
+            let host =
+                Host { machine: None, process: 0, paused_until: 0, rate, cut: false, apart: false };
+            world.hosts.push(host);
             world.start(site);
         }
         for number in 0..world.case.clients {
-            let character = Character::draw(world.below(8));
-            let rate = i64::try_from(world.below(9)).unwrap_or(0) - 4;
-            world.clients.push(Client::new(character, rate));
+            let character = Character::draw(world.below(10));
+            let rate = world.rate();
+            let place = world.some_site();
+            world.clients.push(Client::new(character, place, rate));
             let delay = 500 * MILLISECOND + world.below(1000 * MILLISECOND);
             world.at(delay, Step::Client(number));
         }
@@ -212,6 +228,15 @@ impl World {
 
     fn below(&mut self, bound: u64) -> u64 {
         self.random.next_u64() % bound.max(1)
+    }
+
+    /// How many parts per thousand a clock runs fast: half of them are as wrong as they may be.
+    fn rate(&mut self) -> i64 {
+        [-5, 5, -2, 3][usize::try_from(self.below(4)).unwrap_or(0)]
+    }
+
+    fn some_site(&mut self) -> usize {
+        usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0)
     }
 
     fn delay(&mut self) -> u64 {
@@ -351,7 +376,15 @@ impl World {
         self.heal();
         self.quiet = true;
         // Leases of clients that crashed end, departed sites' quarantines too.
-        self.advance(12_000 * MILLISECOND)?;
+        self.advance(6_000 * MILLISECOND)?;
+        let end = self.time + REST;
+        while self.is_busy() {
+            if self.time >= end {
+                return Err(fail("L3: requests and leases of clients that are gone remain".into()));
+            }
+            self.advance(500 * MILLISECOND)?;
+        }
+        self.advance(6_000 * MILLISECOND)?;
         self.check_rest()?;
         for site in 0..self.case.sites {
             self.demand_everything(site)?;
@@ -391,6 +424,7 @@ impl World {
             Step::Connect(..)
             | Step::Propose { .. }
             | Step::Client(_)
+            | Step::GiveUp { .. }
             | Step::Fault
             | Step::Start(_)
             | Step::Heal => None,
@@ -451,6 +485,7 @@ impl World {
                 }
             }
             Step::Client(number) => self.client_acts(number),
+            Step::GiveUp { client, sent } => self.client_gives_up(client, sent),
             Step::Fault => self.inject(),
             Step::Start(site) => {
                 if self.hosts[site].machine.is_none() {
@@ -468,7 +503,8 @@ impl World {
 
     fn connect(&mut self, a: usize, b: usize) {
         let both = self.hosts[a].machine.is_some() && self.hosts[b].machine.is_some();
-        if !both || self.hosts[a].cut || self.hosts[b].cut {
+        let apart = |site: usize| self.hosts[site].cut || self.hosts[site].apart;
+        if !both || apart(a) || apart(b) {
             return;
         }
         let connected = self.network.lock().expect("one thread").connect(a, b);
@@ -510,7 +546,10 @@ impl World {
         let delay = match (reaches, slow) {
             (true, false) => 2 * self.delay(),
             // A voter answers late, or a majority does not answer in time.
-            (true, true) => self.below(250 * MILLISECOND),
+            (true, true) => {
+                let slow = if self.quiet { Duration::ZERO } else { self.case.slow };
+                self.below(u64::try_from(slow.as_nanos()).unwrap_or(0))
+            }
             (false, _) => 250 * MILLISECOND,
         };
         self.at(delay, Step::Answered { site, life, news });
@@ -545,12 +584,12 @@ impl World {
         if self.quiet {
             return;
         }
-        let site = usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0);
+        let site = self.some_site();
         let alive = self.hosts.iter().filter(|host| host.machine.is_some() && !host.cut).count();
         let majority = self.case.sites / 2 + 1;
         // A majority usually stays; now and then it does not.
         let spare = alive > majority || self.below(4) == 0;
-        match self.below(6) {
+        match self.below(9) {
             0 if spare => {
                 self.kill(site);
                 let delay = 100 * MILLISECOND + self.below(4000 * MILLISECOND);
@@ -561,10 +600,7 @@ impl World {
                 self.hosts[site].paused_until = self.time + time;
             }
             3 if spare => {
-                self.hosts[site].cut = true;
-                for peer in (0..self.case.sites).filter(|&peer| peer != site) {
-                    self.disconnect(site, peer);
-                }
+                self.cut(site);
                 let delay = 100 * MILLISECOND + self.below(3000 * MILLISECOND);
                 self.at(delay, Step::Heal);
             }
@@ -575,6 +611,22 @@ impl World {
                     let delay = self.below(400 * MILLISECOND);
                     self.at(delay, Step::Connect(site.min(peer), site.max(peer)));
                 }
+            }
+            5 => {
+                // Its answers and its heartbeats come late, and then nothing any more.
+                let time = self.below(1500 * MILLISECOND);
+                self.hosts[site].paused_until = self.time + time;
+                if spare {
+                    self.cut(site);
+                }
+                let delay = time + self.below(3000 * MILLISECOND);
+                self.at(delay, Step::Heal);
+            }
+            6 => {
+                self.hosts[site].apart = true;
+                self.disconnect_all(site);
+                let delay = self.below(4000 * MILLISECOND);
+                self.at(delay, Step::Heal);
             }
             _ => {
                 // A planned stop with its queue, and a restart.
@@ -588,12 +640,22 @@ impl World {
         }
     }
 
-    fn kill(&mut self, site: usize) {
-        self.hosts[site].machine = None;
-        self.hosts[site].paused_until = 0;
+    fn cut(&mut self, site: usize) {
+        self.hosts[site].cut = true;
+        self.disconnect_all(site);
+        self.lose_calls(site);
+    }
+
+    fn disconnect_all(&mut self, site: usize) {
         for peer in (0..self.case.sites).filter(|&peer| peer != site) {
             self.disconnect(site, peer);
         }
+    }
+
+    fn kill(&mut self, site: usize) {
+        self.hosts[site].machine = None;
+        self.hosts[site].paused_until = 0;
+        self.disconnect_all(site);
         self.network.lock().expect("one thread").forget(site);
         for client in 0..self.clients.len() {
             if self.clients[client].calls(site) {
@@ -605,7 +667,7 @@ impl World {
 
     fn heal(&mut self) {
         for site in 0..self.case.sites {
-            self.hosts[site].cut = false;
+            (self.hosts[site].cut, self.hosts[site].apart) = (false, false);
             if self.quiet && self.hosts[site].machine.is_none() {
                 self.start(site);
             }
@@ -616,6 +678,12 @@ impl World {
                 self.at(delay, Step::Connect(a, b));
             }
         }
+    }
+
+    /// Some site has a request that waits, or a unit in a lease.
+    fn is_busy(&self) -> bool {
+        let mut cores = self.hosts.iter().filter_map(|host| host.machine.as_ref());
+        cores.any(|it| it.core.queued > 0 || it.core.pools.iter().any(|pool| !pool.used.is_empty()))
     }
 
     /// Every site may grant again, and its books are empty.
@@ -666,12 +734,14 @@ mod tests {
         let mut pools = BTreeMap::new();
         for (number, name) in ["x", "y"].into_iter().enumerate() {
             let kind = kinds[(usize::try_from(seed / 5).unwrap_or(0) + number) % kinds.len()];
-            let units = 1 + u32::try_from(seed / 7 + number as u64).unwrap_or(0) % 4;
+            let units = 1 + u32::try_from(seed / 7 + number as u64).unwrap_or(0) % 5;
             let protocol = kofm_core::Kind::named(kind).expect("a protocol of this name");
             pools.insert(name.to_owned(), PoolConfig { protocol, ..PoolConfig::new(units) });
         }
-        let faults = usize::try_from(seed % 9).unwrap_or(0);
-        Case { sites, pools, clients: 10, faults, length: Duration::from_secs(12), mutant: None }
+        let faults = usize::try_from(seed % 13).unwrap_or(0);
+        let slow = Duration::from_millis(if seed.is_multiple_of(3) { 900 } else { 250 });
+        let length = Duration::from_secs(20);
+        Case { sites, pools, clients: 16, faults, length, slow, mutant: None }
     }
 
     /// Seeds that run with every test; `KOFM_SEEDS` and `KOFM_SEED` choose others.
@@ -712,14 +782,14 @@ mod tests {
                 let case = Case { mutant: Some(mutant), ..case(seed) };
                 Some((seed, World::new(case, seed).run().err()?))
             });
+            let sound = found.as_ref().map(|it| World::new(case(it.0), it.0).run());
+            assert!(sound.is_none_or(|it| it.is_ok()), "{mutant:?}: the seed fails without it");
             match found {
                 Some((seed, violation)) => println!("{mutant:?}: seed {seed}: {}", violation.0),
                 None => missed.push(mutant),
             }
         }
-        // Since leases outlive their site, a wrong site lease does no harm that this world shows.
-        let hidden = [Mutant::LeasedFromTheAnswer, Mutant::PromisesBeyondTheSiteLease];
-        assert_eq!(missed, hidden, "not found within 400 seeds");
+        assert_eq!(missed, [], "not found within 400 seeds");
     }
 
     #[test]

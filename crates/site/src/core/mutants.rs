@@ -43,7 +43,7 @@ impl Core {
 
 #[cfg(test)]
 impl Mutant {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::SettlesWhileDraining,
         Self::LeasedFromTheAnswer,
         Self::EndsQuarantinesAtOnce,
@@ -52,5 +52,6 @@ impl Mutant {
         Self::ForgetsWhatExpired,
         Self::KeepsCancelledClaims,
         Self::FencesStandStill,
+        Self::ReusesBeforeBeat,
     ];
 }

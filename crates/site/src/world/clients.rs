@@ -23,7 +23,13 @@ pub(super) enum Character {
     Crasher,
     /// Cancels while it waits; releases twice.
     Fickle,
+    /// Is beside one site and knows the address of no other: it reaches that site while the site is
+    /// cut off from all others. Its leases are long.
+    Local,
 }
+
+/// How long a client waits for an answer of a site that it does not reach.
+const PATIENCE: u64 = 250 * MILLISECOND;
 
 impl Character {
     pub(super) const fn draw(number: u64) -> Self {
@@ -32,6 +38,7 @@ impl Character {
             1 => Self::Silent,
             2 => Self::Crasher,
             3 => Self::Fickle,
+            4 | 5 => Self::Local,
             _ => Self::Patient,
         }
     }
@@ -54,6 +61,8 @@ struct Pending {
     sent: u64,
     asked: Asked,
     reply: Reply,
+    /// The call or its answer does not arrive.
+    lost: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +81,8 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct Client {
     character: Character,
+    /// The only site that it knows.
+    home: Option<usize>,
     /// Parts per thousand that its clock runs fast.
     rate: i64,
     pending: Option<Pending>,
@@ -81,8 +92,9 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) const fn new(character: Character, rate: i64) -> Self {
-        Self { character, rate, pending: None, held: None, waits_for: None, requests: 0 }
+    pub(super) fn new(character: Character, place: usize, rate: i64) -> Self {
+        let home = (character == Character::Local).then_some(place);
+        Self { character, home, rate, pending: None, held: None, waits_for: None, requests: 0 }
     }
 
     pub(super) fn calls(&self, site: usize) -> bool {
@@ -170,10 +182,42 @@ impl Holds {
 }
 
 impl World {
+    /// Whether what a client sends to a site arrives there.
+    fn reaches(&self, client: usize, site: usize) -> bool {
+        !self.hosts[site].cut || self.clients[client].home == Some(site)
+    }
+
+    /// A site is cut off: calls under way get no answer, but for those of clients beside it.
+    pub(super) fn lose_calls(&mut self, site: usize) {
+        for number in 0..self.clients.len() {
+            let outside = !self.reaches(number, site);
+            let pending = self.clients[number].pending.as_mut().filter(|it| it.site == site);
+            if let Some(pending) = pending.filter(|it| outside && !it.lost) {
+                pending.lost = true;
+                let sent = pending.sent;
+                self.at(PATIENCE, Step::GiveUp { client: number, sent });
+            }
+        }
+    }
+
+    /// A client does not wait any longer for the answer of a call that it sent then.
+    pub(super) fn client_gives_up(&mut self, number: usize, sent: u64) {
+        let client = &mut self.clients[number];
+        if client.pending.as_ref().is_some_and(|it| it.lost && it.sent == sent) {
+            client.lose_call();
+            self.at(0, Step::Client(number));
+        }
+    }
+
     fn call(&mut self, client: usize, site: usize, asked: Asked, call: Call) {
         let (reply, receiver) = oneshot::channel();
         let sent = self.time;
-        self.clients[client].pending = Some(Pending { site, sent, asked, reply: receiver });
+        let lost = !self.reaches(client, site);
+        let pending = Pending { site, sent, asked, reply: receiver, lost };
+        self.clients[client].pending = Some(pending);
+        if lost {
+            return self.at(PATIENCE, Step::GiveUp { client, sent });
+        }
         let delay = self.delay();
         let command = Command::Call { call, reply };
         self.later(delay, site, command);
@@ -185,8 +229,10 @@ impl World {
         if self.clients[number].pending.is_some() {
             let client = &mut self.clients[number];
             if client.character == Character::Crasher && client.held.is_none() {
-                // Gone while it waits: the site notices that the call is closed, or never.
+                // Gone while it waits: its request stays. Many of them would leave no units for others.
                 client.lose_call();
+                let delay = self.below(6000 * MILLISECOND);
+                self.at(delay, Step::Client(number));
             }
             return;
         }
@@ -204,7 +250,8 @@ impl World {
         if self.quiet {
             return;
         }
-        let site = usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0);
+        let site = self.some_site();
+        let site = self.clients[number].home.unwrap_or(site);
         if self.hosts[site].machine.is_none() {
             let delay = 50 * MILLISECOND + self.below(200 * MILLISECOND);
             return self.at(delay, Step::Client(number));
@@ -214,13 +261,23 @@ impl World {
         let first = usize::try_from(self.below(pools.len() as u64)).unwrap_or(0);
         let mut want = api::Want::default();
         for (name, units) in pools.into_iter().skip(first) {
-            let units = 1 + u32::try_from(self.below(u64::from(units))).unwrap_or(0);
+            // Mostly one: claims that want most of a pool leave it idle until they have it.
+            let most = if self.below(6) == 0 { units } else { 1 };
+            let units = 1 + u32::try_from(self.below(u64::from(most))).unwrap_or(0);
             want.insert(name, units);
-            if self.below(3) > 0 {
+            if self.below(5) > 0 {
                 break;
             }
         }
-        let ttl = Duration::from_millis(300 + self.below(2000));
+        // Shorter than a site lease, or much longer: only then one of the two ends the promise.
+        let character = self.clients[number].character;
+        let longest = match character {
+            Character::Local => 6000,
+            Character::Silent if self.below(2) == 0 => 6000,
+            Character::Silent | Character::Late => 600,
+            Character::Patient | Character::Crasher | Character::Fickle => 2000,
+        };
+        let ttl = Duration::from_millis(300 + self.below(longest));
         let wait = (self.below(4) == 0).then(|| Duration::from_millis(800));
         let spec = Submit { want, ttl: Some(ttl), wait, ..Submit::default() };
         self.clients[number].requests += 1;
@@ -250,7 +307,8 @@ impl World {
         let mut site = held.site;
         if self.hosts[site].machine.is_none() || held.unanswered {
             // Its site does not answer: any other may know where the lease goes on.
-            site = usize::try_from(self.below(self.case.sites as u64)).unwrap_or(0);
+            let any = self.some_site();
+            site = self.clients[number].home.unwrap_or(any);
         }
         if self.hosts[site].machine.is_none() {
             return self.at(20 * MILLISECOND, Step::Client(number));
@@ -262,7 +320,13 @@ impl World {
     }
 
     fn think(&mut self, number: usize) {
-        let delay = self.below(400 * MILLISECOND);
+        let delay = self.below(200 * MILLISECOND);
+        self.at(delay, Step::Client(number));
+    }
+
+    /// A client that leaves leases behind comes back later.
+    fn rest(&mut self, number: usize) {
+        let delay = self.below(5000 * MILLISECOND);
         self.at(delay, Step::Client(number));
     }
 
@@ -270,9 +334,8 @@ impl World {
     pub(super) fn ask_clients(&mut self, site: usize) {
         for number in 0..self.clients.len() {
             let client = &mut self.clients[number];
-            let Some(pending) = client.pending.as_mut().filter(|it| it.site == site) else {
-                continue;
-            };
+            let pending = client.pending.as_mut().filter(|it| it.site == site && !it.lost);
+            let Some(pending) = pending else { continue };
             let answer = match pending.reply.try_recv() {
                 Ok(answer) => answer,
                 Err(oneshot::error::TryRecvError::Empty) => continue,
@@ -371,7 +434,8 @@ impl World {
         self.grants += 1;
         let term = self.clients[number].real(lease.expires_in_ms * MILLISECOND);
         let until = pending.sent + term;
-        let release = self.time + self.below(1500 * MILLISECOND);
+        let longest = if self.below(4) == 0 { 5000 } else { 300 } * MILLISECOND;
+        let release = self.time + self.below(longest);
         let ttl = lease.ttl_ms * MILLISECOND;
         let incarnation = self.incarnation(pending.site);
         let (site, lease_id, unanswered) = (pending.site, lease.id.clone(), false);
@@ -379,9 +443,13 @@ impl World {
         self.holds.hold(self.time, number, lease, until)?;
         let forgets = self.below(2) == 0;
         match self.clients[number].character {
-            Character::Silent => self.think(number),
-            Character::Crasher if forgets => self.think(number),
-            Character::Patient | Character::Late | Character::Fickle | Character::Crasher => {
+            Character::Silent => self.rest(number),
+            Character::Crasher if forgets => self.rest(number),
+            Character::Patient
+            | Character::Late
+            | Character::Fickle
+            | Character::Crasher
+            | Character::Local => {
                 self.clients[number].held = Some(held);
                 self.next_renewal(number, until);
             }
@@ -420,9 +488,11 @@ impl World {
         let left = until.saturating_sub(self.time);
         let delay = match client.character {
             Character::Late => left / 10 * 9,
-            Character::Patient | Character::Silent | Character::Crasher | Character::Fickle => {
-                left.min(held.ttl) / 3
-            }
+            Character::Patient
+            | Character::Silent
+            | Character::Crasher
+            | Character::Fickle
+            | Character::Local => left.min(held.ttl) / 3,
         };
         let release = held.release.saturating_sub(self.time);
         let late = u64::from(client.character == Character::Late) * left;
