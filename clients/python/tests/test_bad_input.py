@@ -226,6 +226,21 @@ def test_a_page_list_is_read_to_its_end(scripted):
     assert server.seen[1][1] == "/v1/leases?after=c%201"
 
 
+def test_a_list_that_was_cut_is_read_to_its_end(scripted):
+    server = scripted(
+        js(200, [{"name": "a"}], link='</v1/leases?pool=gpu&after=7b5d>; rel="next"'),
+        js(200, {"leases": [{"name": "b"}], "next": "7b5e"}),
+        js(200, {"leases": [{"name": "c"}]}),
+    )
+    leases = kofm.Client(server.addr).leases("gpu")
+    assert [lease["name"] for lease in leases] == ["a", "b", "c"]
+    assert [seen[1] for seen in server.seen] == [
+        "/v1/leases?pool=gpu",
+        "/v1/leases?pool=gpu&after=7b5d",
+        "/v1/leases?pool=gpu&after=7b5e",
+    ]
+
+
 def test_history_is_read_until_its_limit_and_is_in_order(scripted):
     def page(*times, **more):
         events = [{"at_ms": time, "site": "a", "seq": time} for time in times]

@@ -28,7 +28,9 @@ pub use kofm_api as api;
 use kofm_api::{Submit, duration};
 
 mod clock;
+mod explain;
 mod fast;
+mod pages;
 mod trust;
 
 pub use self::clock::{Boottime, Moment};
@@ -38,6 +40,10 @@ pub use kofm_api::fast::FastLease;
 
 const CONNECT: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(15);
+const SILENT: &str = "no connection in time; check that the site runs and that no firewall drops \
+                      its packets";
+const MUTE: &str = "no answer in time; check that the site runs and that no firewall drops its \
+                    packets";
 /// One long poll; the next one follows.
 const POLL: Duration = Duration::from_secs(30);
 /// The same where there are other sites to ask, so that a stopped site is noticed sooner.
@@ -47,6 +53,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest answer that is read.
 const MAX_ANSWER: usize = 256 << 20;
+/// The same for a refusal.
+const MAX_REFUSAL: usize = 64 << 10;
 /// Connections that are kept for later.
 const MAX_IDLE: usize = 64;
 /// How long the site that is used may take to renew a lease before the next one is asked as well.
@@ -114,6 +122,9 @@ pub enum ClientError {
     /// The site refused the token.
     #[error("not allowed: {0}")]
     Forbidden(String),
+    /// Site and client have different versions of the API.
+    #[error("{0}")]
+    Incompatible(String),
     /// The site answered something that is not in the API.
     #[error("the site answered what this client does not understand: {0}")]
     Nonsense(String),
@@ -127,7 +138,7 @@ impl ClientError {
             Self::Refused(error) => {
                 matches!(error.error, api::Code::Unreachable | api::Code::Draining)
             }
-            Self::Forbidden(_) | Self::Nonsense(_) => false,
+            Self::Forbidden(_) | Self::Incompatible(_) | Self::Nonsense(_) => false,
         }
     }
 }
@@ -223,7 +234,8 @@ impl Client {
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let body = Bytes::from(body.unwrap_or_default());
-        read(self.rounds(method, path, body, patience, total).await?)
+        let answer = self.rounds(method.clone(), path, body, patience, total).await?;
+        read(&method, path, answer)
     }
 
     /// Calls and returns the answer. A call that can be repeated goes to every address in turn
@@ -298,7 +310,7 @@ impl Client {
                     return Ok(answer);
                 }
                 Ok(Err(cause)) => cause,
-                Err(_) => "no answer in time".to_owned(),
+                Err(_) => MUTE.to_owned(),
             };
             causes.push(format!("{}: {cause}", self.0.addresses[place]));
             if sent && !repeatable {
@@ -334,7 +346,7 @@ impl Client {
             match self.send(place, kept, method.clone(), path, body.clone()).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if *method == Method::POST && was_sent(&*error) => {
-                    return Err(error.to_string());
+                    return Err(explain::no_answer(&*error));
                 }
                 Err(_) => *sent = false,
             }
@@ -342,7 +354,7 @@ impl Client {
         let fresh = self.connect(place).await?;
         *sent = true;
         let answer = self.send(place, fresh, method.clone(), path, body.clone()).await;
-        answer.map_err(|error| error.to_string())
+        answer.map_err(|error| explain::no_answer(&*error))
     }
 
     async fn send(
@@ -365,7 +377,12 @@ impl Client {
             let health = health.to_str().unwrap_or_default().to_owned();
             *self.0.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
         }
-        let answer = Limited::new(response.into_body(), MAX_ANSWER).collect().await?.to_bytes();
+        let (parts, content) = response.into_parts();
+        let answer = Limited::new(content, MAX_ANSWER).collect().await?.to_bytes();
+        let ours = path.starts_with("/v1/");
+        if let Some(text) = explain::stranger(status, &parts.headers, &answer).filter(|_| ours) {
+            return Err(text.into());
+        }
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < MAX_IDLE {
             idle.push((place, connection));
@@ -409,11 +426,15 @@ impl Client {
         let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
         let response = connection.send_request(request).await;
         let response = response.map_err(unreachable)?;
-        if matches!(response.status(), StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
-            return Err(ClientError::Forbidden("the site refuses the token".into()));
-        }
-        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return Err(ClientError::Nonsense(response.status().to_string()));
+        let status = response.status();
+        if status != StatusCode::SWITCHING_PROTOCOLS {
+            let (parts, content) = response.into_parts();
+            let answer = Limited::new(content, MAX_REFUSAL).collect().await;
+            let answer = answer.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            if let Some(text) = explain::stranger(status, &parts.headers, &answer) {
+                return Err(no_site(&[format!("{}: {text}", self.0.addresses[place])]));
+            }
+            return Err(explain::refusal(&Method::GET, "/v1/fast", status, &answer));
         }
         let stream = hyper::upgrade::on(response).await;
         let others = self.has_several().then(|| self.clone());
@@ -436,8 +457,8 @@ impl Client {
         };
         match timeout(CONNECT, connection).await {
             Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("no connection in time".to_owned()),
+            Ok(Err(error)) => Err(explain::no_connection(&self.0.addresses[place], &error)),
+            Err(_) => Err(SILENT.to_owned()),
         }
     }
 
@@ -517,7 +538,8 @@ impl Client {
     pub async fn renew(&self, id: &str) -> Result<api::Lease, ClientError> {
         let path = format!("/v1/leases/{}/renew", escape(id));
         if self.has_several() {
-            read(self.hedged(Method::POST, &path).await?)
+            let answer = self.hedged(Method::POST, &path).await?;
+            read(&Method::POST, &path, answer)
         } else {
             self.call(Method::POST, &path, None::<&()>, ANSWER).await
         }
@@ -547,7 +569,7 @@ impl Client {
                     let (nothing, mut sent) = (Bytes::new(), false);
                     let call = client.once(place, &method, &path, &nothing, &mut sent);
                     let answer = timeout(ANSWER, call).await;
-                    let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+                    let answer = answer.unwrap_or_else(|_| Err(MUTE.to_owned()));
                     if answers.send((place, answer)).await.is_err() {
                         return;
                     }
@@ -823,19 +845,16 @@ impl Drop for Turn<'_> {
 }
 
 /// The body of an answer as JSON, or why there is none.
-fn read<T: DeserializeOwned>((status, answer): (StatusCode, Bytes)) -> Result<T, ClientError> {
+fn read<T: DeserializeOwned>(
+    method: &Method,
+    path: &str,
+    (status, answer): (StatusCode, Bytes),
+) -> Result<T, ClientError> {
     if status.is_success() {
-        return serde_json::from_slice(&answer)
-            .map_err(|error| ClientError::Nonsense(error.to_string()));
+        let value = serde_json::from_slice(&answer);
+        return value.map_err(|error| explain::unreadable(method, path, &error));
     }
-    let text = String::from_utf8_lossy(&answer).into_owned();
-    if matches!(status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
-        return Err(ClientError::Forbidden(text));
-    }
-    match serde_json::from_slice(&answer) {
-        Ok(error) => Err(ClientError::Refused(error)),
-        Err(_) => Err(ClientError::Nonsense(format!("{status}: {text}"))),
-    }
+    Err(explain::refusal(method, path, status, &answer))
 }
 
 fn no_site(causes: &[String]) -> ClientError {

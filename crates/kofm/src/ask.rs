@@ -113,7 +113,7 @@ impl Status {
                 }
                 None => (client.get("/v1/pools").await?, "/v1/leases".to_owned()),
             };
-            let view = StatusView { pools, leases: client.get(&leases).await? };
+            let view = StatusView { pools, leases: client.list(&leases).await? };
             warn(&client).await;
             Ok(view)
         })?;
@@ -151,7 +151,7 @@ impl Queue {
         let pool = self.pool.map_or(String::new(), |pool| format!("?pool={}", escape(&pool)));
         let path = format!("/v1/queue{pool}");
         let list: Vec<api::Request> = self.server.with(async |client| {
-            let list = client.get(&path).await?;
+            let list = client.list(&path).await?;
             warn(&client).await;
             Ok(list)
         })?;
@@ -279,7 +279,7 @@ impl Members {
             return Ok(());
         }
         let list: Vec<api::Member> =
-            self.server.with(async |client| Ok(client.get("/v1/members").await?))?;
+            self.server.with(async |client| Ok(client.list("/v1/members").await?))?;
         if self.json {
             return print_json(&list);
         }

@@ -55,11 +55,7 @@ impl From<ClientError> for Exit {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Refused(error) => error.into(),
-            // A site says it as JSON, what stands before it may say it in another way.
-            ClientError::Forbidden(text) => {
-                let error = serde_json::from_str::<Error>(&text);
-                Self::new(DENIED, error.map_or(text, |error| error.message))
-            }
+            ClientError::Forbidden(text) => Self::new(DENIED, text),
             error @ (ClientError::Unreachable(_) | ClientError::Nonsense(_) | _) => {
                 Self::new(UNREACHABLE, error.to_string())
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import threading
 import uuid
@@ -36,6 +37,8 @@ from ._values import (
 
 #: Seconds of one long poll.
 _POLL = 10.0
+#: The cursor of the next page in the header `link`.
+_NEXT = re.compile(r'[?&]after=([^&>]+)[^>]*>; *rel="next"')
 _STATES = frozenset(["queued", "granted", "released", "expired", "cancelled", "failed"])
 #: Seconds without an answer of any site after which a waiting request raises `Unreachable`.
 _SILENCE = 30.0
@@ -148,9 +151,16 @@ class Client:
         parts = {name: str(value) for name, value in query.items() if value is not None}
         while True:
             text = "&".join(f"{name}={escape(value)}" for name, value in parts.items())
-            body = self.call("GET", path + (f"?{text}" if text else ""))
+            answer = self._transport.call("GET", path + (f"?{text}" if text else ""))
+            body = answer.body
             if isinstance(body, list):
-                return result + body
+                result += body
+                cursor = _NEXT.search(answer.headers.get("link") or "")
+                if cursor is None or (most is not None and len(result) >= most):
+                    return result
+                # The list was cut; its other pages are asked for.
+                parts["after"] = cursor.group(1)
+                continue
             lists = [value for value in body.values() if isinstance(value, list)]
             if len(lists) != 1:
                 raise Incompatible(
@@ -196,7 +206,8 @@ class Client:
     def history(self, pool: Optional[str] = None, limit: Optional[int] = None) -> List[Json]:
         """Recent events, oldest first."""
         if limit is None:
-            return self._list("/v1/history", pool=pool)
+            # One answer: the pages after it have earlier events.
+            return self._list("/v1/history", most=1, pool=pool)
         # The first page has the latest events, each further one earlier events.
         events = self._list("/v1/history", most=limit, pool=pool, limit=limit)
         events.sort(key=lambda it: (it["at_ms"], it["site"], it.get("seq", 0)))

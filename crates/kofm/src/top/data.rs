@@ -51,11 +51,11 @@ pub(super) struct Data {
 pub(super) async fn fetch(client: &Client, subject: &Subject) -> Result<Data, Exit> {
     let list = match subject {
         Subject::Pools => List::Pools(client.get("/v1/pools").await?),
-        Subject::Queue => List::Queue(client.get("/v1/queue").await?),
-        Subject::Leases => List::Leases(client.get("/v1/leases").await?),
+        Subject::Queue => List::Queue(client.list("/v1/queue").await?),
+        Subject::Leases => List::Leases(client.list("/v1/leases").await?),
         Subject::Semaphores => List::Semaphores(client.get("/v1/semaphores").await?),
         Subject::Gangs => List::Gangs(client.get("/v1/gangs").await?),
-        Subject::Sites => List::Sites(client.get("/v1/members").await?),
+        Subject::Sites => List::Sites(client.list("/v1/members").await?),
         Subject::History => {
             let path = format!("/v1/history?limit={EVENTS}");
             List::History(client.get::<api::HistoryPage>(&path).await?.history)
@@ -63,7 +63,7 @@ pub(super) async fn fetch(client: &Client, subject: &Subject) -> Result<Data, Ex
         Subject::Pool(name) => {
             let name = escape(name);
             let pool = Box::new(client.get(&format!("/v1/pools/{name}")).await?);
-            List::Pool(pool, client.get(&format!("/v1/leases?pool={name}")).await?)
+            List::Pool(pool, client.list(&format!("/v1/leases?pool={name}")).await?)
         }
         Subject::Request(id) => {
             List::Request(Box::new(client.get(&format!("/v1/requests/{}", escape(id))).await?))
@@ -76,8 +76,8 @@ pub(super) async fn fetch(client: &Client, subject: &Subject) -> Result<Data, Ex
 /// Pools, leases and queue as text, at most `lines` of each of the last two.
 pub(super) async fn text(client: &Client, lines: usize) -> Result<String, Exit> {
     let pools: Vec<api::Pool> = client.get("/v1/pools").await?;
-    let mut leases: Vec<api::Lease> = client.get("/v1/leases").await?;
-    let mut queue: Vec<api::Request> = client.get("/v1/queue").await?;
+    let mut leases: Vec<api::Lease> = client.list("/v1/leases").await?;
+    let mut queue: Vec<api::Request> = client.list("/v1/queue").await?;
     let health = troubles(client).await;
     let (held, waiting) = (leases.len(), queue.len());
     leases.truncate(lines);
