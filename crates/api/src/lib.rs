@@ -2,9 +2,11 @@
 //! types.
 
 pub mod boottime;
+mod done;
 pub mod duration;
 pub mod fast;
 mod lease_names;
+pub mod moment;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use self::done::{Added, MemberChanged, Released, Removed, RuleView};
 pub use self::lease_names::{is_lease_name, lease_name};
 
 /// What is asked: pool and units.
@@ -22,15 +25,18 @@ pub type Units = BTreeMap<String, Vec<String>>;
 
 /// The body of `POST /v1/requests`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Submit {
     /// Units of each pool, granted all or nothing.
     pub want: Want,
     /// How long a lease lives without a renewal. Default 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub ttl: Option<Duration>,
     /// How long to wait at most; zero tries once. Default for ever.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub wait: Option<Duration>,
     /// The client's own name for the request: posted twice, it is one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,11 +49,13 @@ pub struct Submit {
     pub reason: Option<String>,
     /// The principal that asks. The site sets it: a client must not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(skip))]
     pub principal: Option<String>,
 }
 
 /// Where a request stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// It waits.
@@ -73,6 +81,7 @@ impl State {
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Request {
     /// Its name.
     pub id: String,
@@ -110,6 +119,7 @@ pub struct Request {
 
 /// The place of a waiting request in the order of all: the smaller one is older and goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Claim {
     /// Lamport time at the claim.
     pub time: u64,
@@ -119,6 +129,7 @@ pub struct Claim {
 
 /// One thing that a request waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Blocker {
     /// Where it is.
     pub site: String,
@@ -142,6 +153,7 @@ pub struct Blocker {
 
 /// A granted request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Lease {
     /// A secret: a client that has it may renew and release. Empty in lists.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -180,6 +192,7 @@ pub struct Lease {
 
 /// A pool, counted over all sites.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Pool {
     /// Its name.
     pub name: String,
@@ -212,6 +225,7 @@ pub struct Pool {
 
 /// A unit that a person has quarantined: nobody is granted it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quarantined {
     /// Its name; its number where it has none.
     pub unit: String,
@@ -223,6 +237,7 @@ pub struct Quarantined {
 
 /// The body of `PUT /v1/pools/{name}/quarantine/{unit}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutQuarantine {
     /// Why, shown to others.
@@ -231,6 +246,7 @@ pub struct PutQuarantine {
 
 /// What happens to the units of a lease that is not renewed in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnExpiry {
     /// Others may have them.
@@ -283,6 +299,7 @@ pub type KeyId = [u8; 32];
 
 /// A member of the cluster, as one site sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Member {
     /// Its name.
     pub site: String,
@@ -320,6 +337,7 @@ pub struct Member {
 
 /// Something that happened. It shares what it tells with its request: a site remembers thousands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Happening {
     /// When, in milliseconds of Unix time: the only clock time in the API.
     pub at_ms: u64,
@@ -371,6 +389,7 @@ pub struct Happening {
 
 /// A page of `GET /v1/history?limit=N&after=CURSOR`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HistoryPage {
     /// Events, the oldest first.
     pub history: Vec<Happening>,
@@ -381,6 +400,7 @@ pub struct HistoryPage {
 
 /// What one owner, pool or unit used, in `GET /v1/usage`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UsageRow {
     /// Who asked; empty if the requests did not say. Only by owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -432,6 +452,7 @@ impl Happening {
 
 /// The body of `PUT /v1/pools/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutPool {
     /// How many, or their names.
@@ -446,6 +467,7 @@ pub struct PutPool {
 
 /// The units of a pool: a number, or their names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum UnitsSpec {
     /// So many, numbered from 0.
@@ -456,6 +478,7 @@ pub enum UnitsSpec {
 
 /// A semaphore, counted over all sites.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Semaphore {
     /// Its name.
     pub name: String,
@@ -475,6 +498,7 @@ pub struct Semaphore {
 
 /// Who goes next at a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Head {
     /// Where it waits.
     pub site: String,
@@ -490,6 +514,7 @@ pub struct Head {
 
 /// The body of `PUT /v1/semaphores/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutSemaphore {
     /// The value that it begins with.
@@ -501,6 +526,7 @@ pub struct PutSemaphore {
 
 /// The body of `POST /v1/semaphores/{name}/p`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TakeSpec {
     /// How many units.
@@ -508,6 +534,7 @@ pub struct TakeSpec {
     pub k: u64,
     /// How long to wait at most; zero tries once. Default for ever.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub wait: Option<Duration>,
     /// Who asks, shown to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -516,6 +543,7 @@ pub struct TakeSpec {
 
 /// The body of `POST /v1/semaphores/{name}/v`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AddSpec {
     /// How many units.
@@ -529,6 +557,7 @@ const fn one() -> u64 {
 
 /// What a P came to: nothing but success, anything else is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Taken {
     /// The semaphore.
     pub name: String,
@@ -542,9 +571,11 @@ pub struct Taken {
 
 /// The body of `PUT /v1/gangs/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutGang {
     /// What each member needs, by its site.
+    #[cfg_attr(feature = "schema", schemars(with = "WrittenMembers"))]
     pub members: GangMembers,
 }
 
@@ -555,24 +586,31 @@ pub type Members = BTreeMap<String, Want>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GangMembers(pub Members);
 
+/// How the members of a gang may be written.
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "GangMembers"))]
+#[serde(untagged)]
+enum WrittenMembers {
+    List(Vec<WrittenMember>),
+    Map(BTreeMap<String, Want>),
+}
+
+#[derive(Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(rename = "GangMember"))]
+#[serde(deny_unknown_fields)]
+struct WrittenMember {
+    site: String,
+    #[serde(default)]
+    want: Want,
+}
+
 impl<'de> Deserialize<'de> for GangMembers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Member {
-            site: String,
-            #[serde(default)]
-            want: Want,
-        }
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            List(Vec<Member>),
-            Map(BTreeMap<String, Want>),
-        }
-        let list = match Written::deserialize(deserializer)? {
-            Written::Map(map) => return Ok(Self(map)),
-            Written::List(list) => list,
+        let list = match WrittenMembers::deserialize(deserializer)? {
+            WrittenMembers::Map(map) => return Ok(Self(map)),
+            WrittenMembers::List(list) => list,
         };
         let mut members = BTreeMap::new();
         for member in list {
@@ -590,6 +628,7 @@ impl<'de> Deserialize<'de> for GangMembers {
 
 /// A gang.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gang {
     /// Its name.
     pub name: String,
@@ -601,13 +640,16 @@ pub struct Gang {
 
 /// The body of `POST /v1/gangs/{name}/start`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct StartGang {
     /// How long the lease lives without a renewal. Default 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub ttl: Option<Duration>,
     /// How long to wait at most; zero tries once. Default for ever.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub wait: Option<Duration>,
     /// The client's own name for the request: posted twice, it is one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -617,11 +659,13 @@ pub struct StartGang {
     pub owner: Option<String>,
     /// The principal that asks. The site sets it: a client must not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(skip))]
     pub principal: Option<String>,
 }
 
 /// A gang that starts, or waits to: its request, and once granted what each member gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Started {
     /// The request: one lease for all members.
     #[serde(flatten)]
@@ -638,6 +682,7 @@ pub struct Started {
 
 /// The body of `POST /v1/gangs/{name}/join`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct JoinGang {
     /// The member that is there.
@@ -649,6 +694,7 @@ pub struct JoinGang {
     pub run: Option<String>,
     /// How long the member may be silent. Default 30 s.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub ttl: Option<Duration>,
     /// Who asks, shown to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -664,14 +710,17 @@ pub struct JoinGang {
     pub confirm: Option<String>,
     /// How long to wait for news before the answer. Default not at all.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text_duration")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<WrittenDuration>"))]
     pub wait: Option<Duration>,
     /// The principal that asks. The site sets it: a client must not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(skip))]
     pub principal: Option<String>,
 }
 
 /// Where a member of a gang stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Joined {
     /// The gang.
     pub gang: String,
@@ -705,6 +754,7 @@ pub struct Joined {
 
 /// A member of a gang that did not end well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailedMember {
     /// The member.
     pub member: String,
@@ -760,6 +810,7 @@ pub fn parse_want(text: &str) -> Option<Want> {
 
 /// An error of the API. What it says is definite: nothing was changed, unless its text says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Error {
     /// For programs.
     pub error: Code,
@@ -777,6 +828,7 @@ impl std::error::Error for Error {}
 
 /// The body of `POST /v1/tokens`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
     /// The principal's name.
@@ -788,6 +840,7 @@ pub struct CreateToken {
 
 /// A principal that was made, with its token: it is shown this once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MadeToken {
     /// The principal's name.
     pub name: String,
@@ -799,6 +852,7 @@ pub struct MadeToken {
 
 /// The principal of a credential: `GET /v1/principal`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Principal {
     /// Its name; none if clients need no credential.
     pub name: Option<String>,
@@ -808,6 +862,7 @@ pub struct Principal {
 
 /// A principal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TokenView {
     /// Its name.
     pub name: String,
@@ -819,6 +874,7 @@ pub struct TokenView {
 
 /// The body of `POST /v1/rules/{name}`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PutRules {
     /// Rules to give.
@@ -831,6 +887,7 @@ pub struct PutRules {
 
 /// An entry of a site's audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditEntry {
     /// Its number, counted from 1.
     #[serde(rename = "n")]
@@ -855,6 +912,7 @@ pub struct AuditEntry {
 
 /// What a check of an audit log found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct AuditCheck {
     /// Entries that were checked.
     pub entries: u64,
@@ -868,6 +926,7 @@ pub struct AuditCheck {
 
 /// How a site is, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Health {
     /// `ok`, or the verdict in a word, as in the header `kofm-health`: `draining`, `minority`,
     /// `changing`, `disk`, `missing=SITE,…` or `insecure`.
@@ -882,6 +941,7 @@ pub struct Health {
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// The verdict in a word.
     pub code: String,
@@ -893,6 +953,7 @@ pub struct Problem {
 
 /// An error of the API, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
     /// No such pool.
@@ -950,18 +1011,29 @@ impl Error {
     }
 }
 
+#[cfg(feature = "schema")]
+use self::text_duration::WrittenDuration;
+
 mod text_duration {
     use serde::Serializer;
     use serde::de::Error;
 
     use super::{Deserialize, Deserializer, Duration, duration};
 
+    /// A duration, as `500ms`, `30s`, `5m`, `2h` or `1d`, or in milliseconds.
     #[derive(Deserialize)]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[cfg_attr(feature = "schema", schemars(rename = "Duration"))]
     #[serde(untagged)]
-    enum Written {
-        Text(String),
+    pub(super) enum WrittenDuration {
+        /// A number with a unit, or 0.
+        Text(#[cfg_attr(feature = "schema", schemars(regex(pattern = DURATION)))] String),
+        /// Milliseconds.
         Millis(u64),
     }
+
+    #[cfg(feature = "schema")]
+    const DURATION: &str = r"^(0|[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h|d))$";
 
     #[expect(clippy::ref_option, reason = "serde asks for it")]
     pub(super) fn serialize<S: Serializer>(
@@ -977,10 +1049,12 @@ mod text_duration {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {
-        match Option::<Written>::deserialize(deserializer)? {
+        match Option::<WrittenDuration>::deserialize(deserializer)? {
             None => Ok(None),
-            Some(Written::Millis(ms)) => Ok(Some(Duration::from_millis(ms))),
-            Some(Written::Text(text)) => duration::parse(&text).map(Some).map_err(D::Error::custom),
+            Some(WrittenDuration::Millis(ms)) => Ok(Some(Duration::from_millis(ms))),
+            Some(WrittenDuration::Text(text)) => {
+                duration::parse(&text).map(Some).map_err(D::Error::custom)
+            }
         }
     }
 }

@@ -7,15 +7,18 @@
 mod audit;
 mod console;
 mod edge;
+mod events;
 mod guard;
 mod history;
 mod listen;
+mod openapi;
+mod operation;
+mod operations;
 mod paging;
 mod tokens;
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -24,29 +27,27 @@ use axum::extract::{DefaultBodyLimit, FromRequestParts, Path as UrlPath, Query, 
 use axum::http::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, UPGRADE};
 use axum::http::request::Parts;
 use axum::http::{Method, Request as HttpRequest, StatusCode, Uri};
-use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::post;
 use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::timeout;
-use tokio_stream::wrappers::BroadcastStream;
-use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
-use tokio_stream::{Stream, StreamExt};
 use tracing::debug;
 
 use self::edge::Edge;
 use self::listen::{HEADERS_IN, Peer, Slot};
 pub use self::listen::{bind_unix, serve, serve_tls, serve_unix};
-use self::paging::{ListQuery, paged};
+use self::operation::{Door, Operation, explain, not_a_field};
+use self::paging::{ListQuery, PageQuery, paged};
 use crate::access::Access;
 use crate::api::{
-    AddSpec, Code, Error, Happening, JoinGang, MemberChange, PutPool, PutQuarantine, PutSemaphore,
-    StartGang, State, Submit, TakeSpec,
+    AddSpec, Added, Code, Error, JoinGang, MemberChange, MemberChanged, PutPool, PutQuarantine,
+    PutSemaphore, Released, Removed, StartGang, State, Submit, TakeSpec,
 };
 use crate::duration;
 use crate::gate::{Caller, Gate};
@@ -54,20 +55,20 @@ use crate::site::Site;
 use kofm_site::backup::Backup;
 use kofm_site::rules::Verb;
 
-/// Clients that may listen to events at once.
-const MAX_LISTENERS: usize = 512;
 const MAX_BODY: usize = 1 << 20;
 /// It travels to another site in one frame.
 const MAX_BACKUP: usize = 8 << 20;
+/// An environment variable with which tests can damage a site.
+const TEST_FAULTS: &str = "KOFM_TEST_FAULTS";
 const BODY_IN: Duration = Duration::from_secs(10);
-
-const OPENAPI: &str = include_str!("http/openapi.json");
 
 #[derive(Clone, Debug)]
 struct App {
     site: Site,
     gate: Gate,
     listeners: Arc<AtomicUsize>,
+    /// The answer of `/openapi.json`.
+    description: Arc<str>,
 }
 
 /// All paths of the API. Health, metrics, the page and its document need no token.
@@ -79,52 +80,22 @@ pub fn router(site: Site, access: Access) -> Router {
 fn router_on(site: Site, access: Access, socket: bool) -> Router {
     let edge = Edge::new(site.clone(), &access, socket);
     let gate = Gate { site: site.clone(), access };
-    let app = App { site, gate: gate.clone(), listeners: Arc::default() };
-    Router::new()
-        .route("/v1/requests", post(submit))
-        .route("/v1/requests/{id}", get(watch).delete(cancel))
-        .route("/v1/leases", get(leases))
-        .route("/v1/leases/{id}", delete(release))
-        .route("/v1/leases/{id}/renew", post(renew))
-        .route("/v1/queue", get(queue))
-        .route("/v1/members", get(members))
-        .route("/v1/members/{name}", delete(remove_member))
-        .route("/v1/members/{name}/{change}", post(change_member))
-        .route("/v1/history", get(history::history))
-        .route("/v1/usage", get(history::usage))
-        .route("/v1/health", get(health))
-        .route("/v1/principal", get(console::principal))
-        .route("/v1/pools", get(pools))
-        .route("/v1/pools/{name}", get(pool).put(put_pool).delete(remove_pool))
-        .route("/v1/pools/{name}/quarantine/{unit}", put(quarantine).delete(return_unit))
-        .route("/v1/semaphores", get(semaphores))
-        .route("/v1/semaphores/{name}", get(semaphore).put(put_semaphore).delete(remove_semaphore))
-        .route("/v1/semaphores/{name}/p", post(take))
-        .route("/v1/semaphores/{name}/v", post(add))
-        .route("/v1/pools/{name}/scramble", post(scramble))
-        .route("/v1/gangs", get(gangs))
-        .route("/v1/gangs/{name}", put(put_gang).get(gang).delete(remove_gang))
-        .route("/v1/gangs/{name}/start", post(start_gang))
-        .route("/v1/gangs/{name}/join", post(join_gang))
-        .route("/v1/tokens", get(tokens::list).post(tokens::create))
-        .route("/v1/tokens/{name}", delete(tokens::revoke))
-        .route("/v1/backup", get(backup).put(restore))
-        .route("/v1/audit", get(audit::audit))
-        .route("/v1/rules", get(tokens::rules))
-        .route("/v1/rules/{name}", post(tokens::change))
-        .route("/v1/events", get(events))
-        .route("/v1/fast", get(fast))
-        .route("/v1/pre-reboot", post(pre_reboot))
-        .route("/v1/steady-state", post(steady_state))
-        .route_layer(from_fn(edge::known_query))
-        .route_layer(from_fn_with_state(gate, guard::guard))
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(livez))
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/openapi.json", get(|| async { ([(CONTENT_TYPE, "application/json")], OPENAPI) }))
-        .route("/", get(console::page))
-        .route("/console/{name}", get(console::file))
+    let (listeners, description) = (Arc::default(), "".into());
+    let mut app = App { site, gate: gate.clone(), listeners, description };
+    let operations = operations::operations();
+    let edge = edge.checking(&operations);
+    app.description = openapi::document(&operations).to_string().into();
+    let (open, guarded) = operations.into_iter().partition(|it| it.door == Door::Open);
+    let add = |router: Router<App>, list: Vec<Operation>| {
+        let routes = list.into_iter().map(Operation::route);
+        routes.fold(router, |router, (path, handler)| router.route(path, handler))
+    };
+    let mut router = add(Router::new(), guarded);
+    if std::env::var_os(TEST_FAULTS).is_some() {
+        router = router.route("/v1/pools/{name}/scramble", post(scramble));
+    }
+    let router = router.route_layer(from_fn_with_state(gate, guard::guard));
+    add(router, open)
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -147,6 +118,7 @@ impl From<Error> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (status_of(self.0.error), json_body(&self.0)).into_response();
+        response.extensions_mut().insert(self.0.error);
         if matches!(self.0.error, Code::TooMany | Code::Draining | Code::Unreachable) {
             response.headers_mut().insert("retry-after", 1.into());
         }
@@ -201,11 +173,11 @@ fn with_missing(mut response: Response, missing: &[String]) -> Answer {
 }
 
 /// Reads a body as JSON, whatever its content type says.
-async fn body<T: DeserializeOwned>(request: HttpRequest<Body>) -> Result<T, ApiError> {
+async fn body<T: DeserializeOwned + JsonSchema>(request: HttpRequest<Body>) -> Result<T, ApiError> {
     body_within(request, MAX_BODY).await
 }
 
-async fn body_within<T: DeserializeOwned>(
+async fn body_within<T: DeserializeOwned + JsonSchema>(
     request: HttpRequest<Body>,
     most: usize,
 ) -> Result<T, ApiError> {
@@ -218,7 +190,7 @@ async fn body_within<T: DeserializeOwned>(
     };
     // Where everything has a default, nothing need be said.
     let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
-    serde_json::from_slice(&bytes).map_err(|error| malformed(format!("the body: {error}")))
+    serde_json::from_slice(&bytes).map_err(|error| malformed(explain::<T>(&bytes, &error)))
 }
 
 /// What stands after `?`; a mistake in it gets an answer in JSON.
@@ -229,7 +201,11 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Asked<T> {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
         let query = Query::try_from_uri(&parts.uri);
-        let malformed = |error: QueryRejection| Error::new(Code::Malformed, error.body_text());
+        let malformed = |error: QueryRejection| {
+            let text = error.body_text();
+            let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+            Error::new(Code::Malformed, format!("the query: {text}"))
+        };
         query.map(|Query(query)| Self(query)).map_err(|error| malformed(error).into())
     }
 }
@@ -248,9 +224,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Named<T
 }
 
 /// The principal of a request. A client must not send one: the site knows it.
-fn principal(caller: &Caller, sent: Option<&str>) -> Result<Option<String>, Error> {
+fn principal<T: JsonSchema>(caller: &Caller, sent: Option<&str>) -> Result<Option<String>, Error> {
     match sent {
-        Some(_) => Err(Error::new(Code::Malformed, "the body: unknown field `principal`")),
+        Some(_) => Err(not_a_field::<T>("principal")),
         None => Ok(caller.name.as_deref().map(str::to_owned)),
     }
 }
@@ -261,7 +237,7 @@ async fn submit(
     request: HttpRequest<Body>,
 ) -> Answer {
     let mut spec: Submit = body(request).await?;
-    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    spec.principal = principal::<Submit>(&caller, spec.principal.as_deref())?;
     caller.needs_all(Verb::Acquire, spec.want.keys())?;
     let request = app.site.submit(spec).await?;
     let status = match request.state {
@@ -273,9 +249,10 @@ async fn submit(
     Ok((status, json_body(&request)).into_response())
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct WatchQuery {
+    /// How long to wait for the grant or the end, as `30s`.
     wait: Option<String>,
 }
 
@@ -294,7 +271,7 @@ async fn cancel(Shared(app): Shared<App>, Named(id): Named) -> Answer {
 }
 
 /// A body without any field.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
@@ -305,41 +282,36 @@ async fn renew(Shared(app): Shared<App>, Named(id): Named, request: HttpRequest<
 
 async fn release(Shared(app): Shared<App>, Named(id): Named) -> Answer {
     app.site.release(&id).await?;
-    ok(&json!({"id": id, "state": "released"}))
+    ok(&Released { id, state: "released".to_owned() })
 }
 
 /// Garbles the memory of a pool's protocol at this site. For tests: there is no such path unless
-/// the
-/// site was started with `KOFM_TEST_FAULTS` in its environment.
+/// the site was started with `KOFM_TEST_FAULTS` in its environment.
 async fn scramble(Shared(app): Shared<App>, Named(name): Named) -> Answer {
-    if std::env::var_os("KOFM_TEST_FAULTS").is_none() {
-        let text = "this is for tests, and this site was not started for tests";
-        return Err(Error::new(Code::Unsupported, text).into());
-    }
     app.site.scramble(&name).await?;
     ok(&json!({"pool": name, "state": "corrupted"}))
 }
 
-async fn leases(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+async fn leases(Shared(app): Shared<App>, uri: Uri, Asked(query): Asked<ListQuery>) -> Answer {
     let page = query.page()?;
     let (mut list, missing) = app.site.leases().await?;
     if let Some(pool) = query.pool {
         list.retain(|lease| lease.units.contains_key(&pool));
         refuse_unknown(&app.site, &pool, &list).await?;
     }
-    paged("leases", list, &missing, page.as_ref(), |lease| {
+    paged(&uri, list, &missing, page.as_ref(), |lease| {
         (lease.fence, lease.site.clone(), lease.request.clone())
     })
 }
 
-async fn queue(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+async fn queue(Shared(app): Shared<App>, uri: Uri, Asked(query): Asked<ListQuery>) -> Answer {
     let page = query.page()?;
     let (mut list, missing) = app.site.queue().await?;
     if let Some(pool) = query.pool {
         list.retain(|request| request.want.contains_key(&pool));
         refuse_unknown(&app.site, &pool, &list).await?;
     }
-    paged("queue", list, &missing, page.as_ref(), |request| {
+    paged(&uri, list, &missing, page.as_ref(), |request| {
         let claim = request.claim.map_or((0, 0), |claim| (claim.time, claim.site));
         (claim, request.site.clone(), request.id.clone())
     })
@@ -353,9 +325,9 @@ async fn refuse_unknown<T>(site: &Site, pool: &str, list: &[T]) -> Result<(), Er
     Ok(())
 }
 
-async fn members(Shared(app): Shared<App>, Asked(query): Asked<ListQuery>) -> Answer {
+async fn members(Shared(app): Shared<App>, uri: Uri, Asked(query): Asked<PageQuery>) -> Answer {
     let page = query.page()?;
-    paged("members", app.site.members(), &[], page.as_ref(), |member| member.number)
+    paged(&uri, app.site.members(), &[], page.as_ref(), |member| member.number)
 }
 
 async fn health(Shared(app): Shared<App>) -> Answer {
@@ -364,21 +336,24 @@ async fn health(Shared(app): Shared<App>) -> Answer {
 
 async fn remove_member(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.change_member(&name, MemberChange::Remove).await?;
-    ok(&json!({"site": name, "state": "removed"}))
+    ok(&MemberChanged { site: name, state: "removed".to_owned() })
 }
 
 async fn change_member(
     Shared(app): Shared<App>,
-    axum::extract::Path((name, change)): axum::extract::Path<(String, String)>,
+    Named((name, change)): Named<(String, String)>,
 ) -> Answer {
     let (change, state) = match change.as_str() {
         "replace" => (MemberChange::Replace, "replaced"),
         "drain" => (MemberChange::Drain, "draining"),
         "undrain" => (MemberChange::Undrain, "member"),
-        _ => return Err(Error::new(Code::NotFound, "no such change of a member").into()),
+        _ => {
+            let text = format!("a site cannot be `{change}`; it must be drain, undrain or replace");
+            return Err(Error::new(Code::NotFound, text).into());
+        }
     };
     app.site.change_member(&name, change).await?;
-    ok(&json!({"site": name, "state": state}))
+    ok(&MemberChanged { site: name, state: state.to_owned() })
 }
 
 async fn backup(Shared(app): Shared<App>) -> Answer {
@@ -423,7 +398,7 @@ async fn put_pool(
 async fn remove_pool(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     let (site, pool) = (app.site.clone(), name.clone());
     to_the_end(async move { site.remove_pool(&pool).await }).await?;
-    ok(&json!({"name": name, "state": "removed"}))
+    ok(&Removed::new(&name, "removed"))
 }
 
 async fn quarantine(
@@ -466,7 +441,7 @@ async fn put_semaphore(
 async fn remove_semaphore(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     let (site, known) = (app.site.clone(), name.clone());
     to_the_end(async move { site.remove_semaphore(&known).await }).await?;
-    ok(&json!({"name": name, "state": "removed"}))
+    ok(&Removed::new(&name, "removed"))
 }
 
 /// P: the answer comes when the units are taken. A client that hangs up before has taken nothing.
@@ -478,7 +453,7 @@ async fn take(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest
 async fn add(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
     let spec: AddSpec = body(request).await?;
     app.site.v(&name, spec.m).await?;
-    ok(&json!({"name": name, "m": spec.m, "state": "added"}))
+    ok(&Added { name, m: spec.m, state: "added".to_owned() })
 }
 
 async fn gangs(Shared(app): Shared<App>) -> Answer {
@@ -500,7 +475,7 @@ async fn put_gang(
 
 async fn remove_gang(Shared(app): Shared<App>, Named(name): Named) -> Answer {
     app.site.remove_gang(&name).await?;
-    ok(&json!({"name": name, "state": "removed"}))
+    ok(&Removed::new(&name, "removed"))
 }
 
 async fn start_gang(
@@ -510,7 +485,7 @@ async fn start_gang(
     request: HttpRequest<Body>,
 ) -> Answer {
     let mut spec: StartGang = body(request).await?;
-    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    spec.principal = principal::<StartGang>(&caller, spec.principal.as_deref())?;
     let started = app.site.start_gang(&name, spec).await?;
     let queued = started.request.state == State::Queued;
     let status = if queued { StatusCode::ACCEPTED } else { StatusCode::OK };
@@ -524,7 +499,7 @@ async fn join_gang(
     request: HttpRequest<Body>,
 ) -> Answer {
     let mut spec: JoinGang = body(request).await?;
-    spec.principal = principal(&caller, spec.principal.as_deref())?;
+    spec.principal = principal::<JoinGang>(&caller, spec.principal.as_deref())?;
     let joined = app.site.join_gang(&name, spec).await?;
     let waits = matches!(joined.state.as_str(), "gathering" | "queued" | "granted");
     let status = if waits { StatusCode::ACCEPTED } else { StatusCode::OK };
@@ -538,50 +513,6 @@ async fn no_path(uri: Uri) -> Answer {
 
 async fn no_method(method: Method, uri: Uri) -> Answer {
     Err(Error::new(Code::Method, format!("{method} does not work on {}", uri.path())).into())
-}
-
-/// Counts a listener while it listens.
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-async fn events(Shared(app): Shared<App>, Extension(caller): Extension<Caller>) -> Answer {
-    let count = app.listeners.fetch_add(1, Ordering::Relaxed);
-    let counted = Counted(app.listeners);
-    if count >= MAX_LISTENERS {
-        let text = format!("{MAX_LISTENERS} clients listen to events; try again later");
-        return Err(Error::new(Code::TooMany, text).into());
-    }
-    let events = app.site.all_events().await;
-    let keep_alive = KeepAlive::new().interval(Duration::from_secs(15));
-    Ok(Sse::new(event_stream(events, counted, caller)).keep_alive(keep_alive).into_response())
-}
-
-fn event_stream(
-    events: crate::site::Listening,
-    counted: Counted,
-    caller: Caller,
-) -> impl Stream<Item = Result<Event, Infallible>> {
-    let (here, elsewhere) = (BroadcastStream::new(events.here), events.elsewhere);
-    let seen = move |it: &Result<Arc<Happening>, BroadcastStreamRecvError>| {
-        it.as_ref().map_or(true, |happening| caller.may_see(happening))
-    };
-    here.merge(BroadcastStream::new(elsewhere)).filter(seen).map(move |happening| {
-        // The stream owns its place in the count, and keeps the other sites reporting.
-        let _owned = (&counted, &events.followed);
-        Ok(match happening {
-            Ok(happening) => Event::default()
-                .event(happening.event.clone())
-                .data(serde_json::to_string(&*happening).unwrap_or_default()),
-            Err(BroadcastStreamRecvError::Lagged(missed)) => {
-                Event::default().event("lagged").data(json!({"missed": missed}).to_string())
-            }
-        })
-    })
 }
 
 /// Goes on with frames instead of HTTP.
@@ -609,6 +540,10 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers).into_response())
 }
 
+async fn description(Shared(app): Shared<App>) -> Response {
+    ([(CONTENT_TYPE, "application/json")], app.description.to_string()).into_response()
+}
+
 async fn metrics(Shared(app): Shared<App>) -> Answer {
     let text = app.site.metrics().await?;
     let kind = "text/plain; version=0.0.4; charset=utf-8";
@@ -633,15 +568,26 @@ async fn readyz(Shared(app): Shared<App>) -> Answer {
 // FleetLock: reboot slots for Fedora CoreOS and Flatcar. A group is a pool; the node's id is the
 // request's, so that a node that asks again gets what it has.
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct FleetLock {
     client_params: FleetParams,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct FleetParams {
+    /// The node.
     id: String,
+    /// The pool; `default` is the pool `reboot`, unless there is one of that name.
     group: String,
+}
+
+/// An error of the `FleetLock` protocol.
+#[derive(Serialize, JsonSchema)]
+struct FleetError {
+    /// For programs.
+    kind: String,
+    /// What is wrong and what to do.
+    value: String,
 }
 
 /// Reboots take as long as they take: the slot is given back by the node.
@@ -661,7 +607,10 @@ async fn fleet(
         .await
         .map_err(|error| fleet_error(StatusCode::BAD_REQUEST, "malformed", &error.0.message))?;
     let FleetParams { id, group } = lock.client_params;
-    let pools = app.site.pools().await.map(|it| it.0).unwrap_or_default();
+    let pools =
+        app.site.pools().await.map(|it| it.0).map_err(|error| {
+            fleet_error(status_of(error.error), "not_known_now", &error.message)
+        })?;
     // Nodes without a group say `default`; people call the pool `reboot`.
     let known = |name: &str| pools.iter().any(|pool| pool.name == name);
     let pool = if group == "default" && !known("default") { "reboot".to_owned() } else { group };
@@ -678,7 +627,8 @@ async fn fleet(
 }
 
 fn fleet_error(status: StatusCode, kind: &str, value: &str) -> Response {
-    (status, json_body(&json!({"kind": kind, "value": value}))).into_response()
+    let error = FleetError { kind: kind.to_owned(), value: value.to_owned() };
+    (status, json_body(&error)).into_response()
 }
 
 async fn pre_reboot(
@@ -700,7 +650,7 @@ async fn pre_reboot(
         principal,
     };
     match app.site.submit_as(spec, true).await {
-        Ok(request) if request.state == State::Granted => json_body(&json!({})),
+        Ok(request) if request.state == State::Granted => json_body(&Nothing {}),
         Ok(_) => fleet_error(StatusCode::CONFLICT, "failed_lock", "all slots are taken"),
         Err(error) => fleet_error(status_of(error.error), "failed_lock", &error.message),
     }
@@ -716,9 +666,9 @@ async fn steady_state(
         Err(response) => return response,
     };
     match app.site.release_request(&id).await {
-        Ok(()) => json_body(&json!({})),
+        Ok(()) => json_body(&Nothing {}),
         // A node that holds nothing is in a steady state.
-        Err(error) if error.error == Code::UnknownRequest => json_body(&json!({})),
+        Err(error) if error.error == Code::UnknownRequest => json_body(&Nothing {}),
         Err(error) => fleet_error(status_of(error.error), "failed_unlock", &error.message),
     }
 }

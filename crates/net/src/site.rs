@@ -254,11 +254,12 @@ impl Site {
 
     /// All leases, and the sites that did not answer.
     pub async fn leases(&self) -> Result<(Vec<api::Lease>, Vec<String>), api::Error> {
-        self.gather(
-            Call::Leases,
+        self.gather_parts(
+            |after| Call::Leases { after },
             |answer| {
                 if let Answer::Leases(list) = answer { list } else { Vec::new() }
             },
+            |lease| Some((lease.fence, lease.request.clone())),
         )
         .await
     }
@@ -276,10 +277,14 @@ impl Site {
 
     /// All that wait, oldest first, and the sites that did not answer.
     async fn waiting(&self) -> Result<(Vec<api::Request>, Vec<String>), api::Error> {
-        let (mut list, missing) =
-            self.gather(Call::Queue, |answer| {
-                if let Answer::Queue(list) = answer { list } else { Vec::new() }
-            })
+        let (mut list, missing) = self
+            .gather_parts(
+                |after| Call::Queue { after },
+                |answer| {
+                    if let Answer::Queue(list) = answer { list } else { Vec::new() }
+                },
+                |request| request.claim,
+            )
             .await?;
         list.sort_by_key(|request| request.claim);
         let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
@@ -397,7 +402,7 @@ impl Site {
         let mut events = self.events();
         self.command(Command::Drain);
         let ended = async {
-            while let Ok(Answer::Leases(leases)) = self.call(Call::Leases).await {
+            while let Ok(Answer::Leases(leases)) = self.call(Call::Leases { after: None }).await {
                 // Whoever misses some events of many looks all the same.
                 if leases.is_empty() || events.recv().await == Err(RecvError::Closed) {
                     break;

@@ -6,7 +6,9 @@ mod ledger;
 pub use kofm_api::*;
 use kofm_core::{SiteId, Stamp};
 
-pub use self::calls::{Answer, Call, Hold, Holder, JoinCall, SemaphoreShare, Usage, UsedUnit};
+pub use self::calls::{
+    Answer, Call, Events, Hold, Holder, JoinCall, SemaphoreShare, Usage, UsedUnit,
+};
 pub use self::ledger::{Buckets, By, Group, LedgerAsk, Report, Scope, Selection};
 
 /// A claim as clients see it.

@@ -22,6 +22,7 @@ const FORM: u32 = 1;
 
 /// The document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Backup {
     /// Its form.
@@ -40,12 +41,14 @@ pub struct Backup {
 
 /// One pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SavedPool {
     units: UnitsSpec,
     protocol: String,
     on_expiry: OnExpiry,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     arbitration: Option<Arbitration>,
     /// Units that people took out, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -54,16 +57,19 @@ pub struct SavedPool {
 
 /// One semaphore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SavedSemaphore {
     value: u32,
     protocol: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     arbitration: Option<Arbitration>,
 }
 
 /// One principal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SavedPrincipal {
     /// SHA-256 of its token, in hexadecimal.

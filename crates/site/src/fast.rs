@@ -46,7 +46,7 @@ pub fn answer(answer: Result<Answer, api::Error>) -> FastAnswer {
             | Answer::Gangs(_)
             | Answer::Rota(_)
             | Answer::Joined(_)
-            | Answer::Events { .. },
+            | Answer::Events(_),
         ) => FastAnswer::Done,
         Err(error) => FastAnswer::Error { code: error.error, message: error.message },
     }

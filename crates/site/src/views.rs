@@ -142,28 +142,34 @@ impl Core {
         }
     }
 
-    pub(super) fn leases(&self) -> Vec<api::Lease> {
-        let mut list: Vec<_> = self
-            .requests
-            .values()
-            .filter(|request| request.lease.is_some() && request.hold != Hold::Drain)
+    /// Leases in the order of their fences and requests, those after one of them.
+    pub(super) fn leases(&self, after: Option<&(u64, String)>) -> Vec<api::Lease> {
+        let place = |request: &Request| {
+            let fence = request.lease.as_ref().map(|lease| lease.fence)?;
+            let later = |last: &(u64, String)| (fence, &*request.id) > (last.0, &*last.1);
+            after.is_none_or(later).then(|| (fence, Arc::clone(&request.id)))
+        };
+        let requests = self.requests.values().filter(|request| request.hold != Hold::Drain);
+        let mut list: Vec<_> =
+            requests.filter_map(|request| Some((place(request)?, request))).collect();
+        list.sort_unstable_by(|one, two| one.0.cmp(&two.0));
+        list.into_iter()
+            .filter_map(|(_, request)| self.lease_view(request))
             .take(MAX_LISTED)
-            .filter_map(|request| self.lease_view(request))
             // The id is its holder's secret.
             .map(|lease| api::Lease { id: String::new(), ..lease })
-            .collect();
-        list.sort_by_key(|lease| lease.fence);
-        list
+            .collect()
     }
 
-    /// The requests that wait here, oldest first; without their blockers, which are costly.
-    pub(super) fn queue(&self) -> Vec<api::Request> {
+    /// The requests that wait here, oldest first, those after a claim; without their blockers,
+    /// which are costly.
+    pub(super) fn queue(&self, after: Option<Stamp>) -> Vec<api::Request> {
         let mut waiting: Vec<_> = self.pools.iter().flat_map(|pool| &pool.waiting).collect();
         waiting.sort_unstable();
         waiting.dedup();
+        waiting.retain(|it| after.is_none_or(|after| it.0 > after));
         waiting
             .into_iter()
-            .take(MAX_LISTED)
             .filter_map(|&(claim, key)| {
                 let request = self.requests.get(&key).filter(|it| it.hold != Hold::Drain)?;
                 let now = self.now;
@@ -184,6 +190,7 @@ impl Core {
                     principal: request.principal.as_ref().map(ToString::to_string),
                 })
             })
+            .take(MAX_LISTED)
             .collect()
     }
 

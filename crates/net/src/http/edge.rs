@@ -1,18 +1,20 @@
-//! Checks before and headers after every answer: health, browsers, unknown query parameters.
+//! Checks before and headers after every answer: health, browsers, and whether the answer is documented.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::State as Shared;
+use axum::extract::{MatchedPath, State as Shared};
 use axum::http::header::{
     CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{Method, Request as HttpRequest};
+use axum::http::{Method, Request as HttpRequest, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::ApiError;
+use super::operation::Operation;
+use super::{ApiError, status_of};
 use crate::access::Access;
 use crate::api::{Code, Error};
 use crate::site::Site;
@@ -28,7 +30,12 @@ pub(super) struct Edge {
     /// Names beside addresses and names without a dot under which clients may call the site; none
     /// if every name is good.
     names: Option<Arc<[String]>>,
+    /// The answers of each operation, by method and path.
+    documented: Arc<Documented>,
 }
+
+/// Statuses, and error codes where the answer is an error of the API.
+type Documented = HashMap<(Method, &'static str), Vec<(StatusCode, Option<Code>)>>;
 
 impl Edge {
     /// A token that a page does not have, and a Unix socket, protect from every page by
@@ -41,7 +48,28 @@ impl Edge {
         let given = config.http_names.iter().map(|name| name.to_ascii_lowercase());
         let names = hosts.chain([machine]).chain(given).collect();
         let names = (access.is_open() && !socket).then_some(names);
-        Self { site, names }
+        Self { site, names, documented: Arc::default() }
+    }
+
+    /// The same, with the answers that operations may give.
+    pub(super) fn checking(self, operations: &[Operation]) -> Self {
+        let answers = |it: &Operation| {
+            let errors = it.errors().into_iter().map(|code| (status_of(code), Some(code)));
+            it.answers.iter().map(|it| (it.status, None)).chain(errors).collect()
+        };
+        let documented = operations.iter().map(|it| ((it.method.clone(), it.path), answers(it)));
+        Self { documented: Arc::new(documented.collect()), ..self }
+    }
+
+    /// Whether `/openapi.json` says that the operation may answer so.
+    fn is_documented(&self, method: &Method, path: &str, response: &Response) -> bool {
+        let method = if *method == Method::HEAD { Method::GET } else { method.clone() };
+        let operation = self.documented.iter().find(|it| it.0.0 == method && it.0.1 == path);
+        let code = response.extensions().get::<Code>().copied();
+        // A method that the path does not have.
+        let Some((_, answers)) = operation else { return true };
+        let upgraded = code == Some(Code::MediaType);
+        upgraded || answers.contains(&(response.status(), code))
     }
 
     /// Refuses requests that a foreign web page makes a browser send.
@@ -124,10 +152,19 @@ pub(super) async fn edge(
     request: HttpRequest<Body>,
     next: Next,
 ) -> Response {
+    let path = request.extensions().get::<MatchedPath>().cloned();
+    let method = request.method().clone();
     let mut response = match edge.check(&request) {
         Ok(()) => next.run(request).await,
         Err(error) => ApiError(error).into_response(),
     };
+    if cfg!(debug_assertions)
+        && let Some(path) = path
+        && !edge.is_documented(&method, path.as_str(), &response)
+    {
+        let (status, code) = (response.status(), response.extensions().get::<Code>());
+        panic!("{method} {}: the answer {status} {code:?} is not documented", path.as_str());
+    }
     let headers = response.headers_mut();
     if let Ok(verdict) = HeaderValue::try_from(edge.site.verdict()) {
         headers.insert(HEALTH, verdict);
@@ -135,34 +172,4 @@ pub(super) async fn edge(
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
     response
-}
-
-/// Query parameters of each path; others have none.
-fn parameters(path: &str) -> &'static [&'static str] {
-    match path {
-        "/v1/leases" | "/v1/queue" => &["pool", "limit", "after"],
-        "/v1/history" => &["pool", "owner", "event", "since", "until", "limit", "after"],
-        "/v1/usage" => &["by", "since", "pool"],
-        "/v1/members" => &["limit", "after"],
-        "/v1/audit" => &["since", "principal", "pool", "limit", "verify"],
-        _ if path.starts_with("/v1/requests/") => &["wait"],
-        _ => &[],
-    }
-}
-
-/// Refuses query parameters that the path does not have: a typing error must not widen an answer.
-pub(super) async fn known_query(request: HttpRequest<Body>, next: Next) -> Response {
-    let known = parameters(request.uri().path());
-    let pairs = request.uri().query().unwrap_or_default().split('&');
-    let names = pairs.map(|pair| pair.split('=').next().unwrap_or_default());
-    let unknown: Vec<&str> = names.filter(|it| !it.is_empty() && !known.contains(it)).collect();
-    if unknown.is_empty() {
-        return next.run(request).await;
-    }
-    let rule = match known {
-        [] => "this path has none".to_owned(),
-        known => format!("must be one of {}", known.join(", ")),
-    };
-    let text = format!("unknown query parameter `{}`; {rule}", unknown.join("`, `"));
-    ApiError(Error::new(Code::Malformed, text)).into_response()
 }

@@ -6,10 +6,9 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State as Shared;
 use axum::http::Request as HttpRequest;
-use serde_json::json;
 
 use super::{Answer, App, Named, body, ok};
-use crate::api::{Code, CreateToken, Error, PutRules, TokenView};
+use crate::api::{Code, CreateToken, Error, PutRules, Removed, RuleView, TokenView};
 use crate::gate::Caller;
 use kofm_site::rules::{Rule, Verb};
 
@@ -72,13 +71,13 @@ pub(super) async fn revoke(
     caller.touch(&name);
     keep_an_administrator(&app, &name, None)?;
     app.site.revoke_token(&name).await?;
-    ok(&json!({"name": name, "state": "revoked"}))
+    ok(&Removed::new(&name, "revoked"))
 }
 
 pub(super) async fn rules(Shared(app): Shared<App>) -> Answer {
     let list = app.site.tokens().into_iter().flat_map(|token| {
         let name = token.name;
-        token.rules.into_iter().map(move |rule| json!({"principal": name, "rule": rule}))
+        token.rules.into_iter().map(move |rule| RuleView { principal: name.clone(), rule })
     });
     ok(&list.collect::<Vec<_>>())
 }

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::{PEER_PATIENCE, Site, expect_request, stopped};
 use crate::api::{self, Answer, Call, Code, Holder};
 use crate::fast::Outbox;
+use kofm_site::core::MAX_LISTED;
 use kofm_site::ids::home_of;
 use kofm_site::input::Command;
 use kofm_site::paper::LeasePaper;
@@ -20,6 +21,8 @@ const HOME_PATIENCE: Duration = Duration::from_millis(250);
 /// How often and for how long a release is delivered to a site that does not answer.
 const LATE_RELEASE: Duration = Duration::from_secs(1);
 const LATE_RELEASES: u32 = 600;
+/// Parts of a list that one site is asked for: more than it can have.
+const MAX_PARTS: usize = 1000;
 /// Releases that wait for their sites.
 pub(super) const MAX_LATE: usize = 1000;
 
@@ -50,8 +53,8 @@ impl Site {
             | Call::Watch { .. }
             | Call::Cancel(_)
             | Call::ReleaseRequest(_)
-            | Call::Leases
-            | Call::Queue
+            | Call::Leases { .. }
+            | Call::Queue { .. }
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
@@ -98,8 +101,8 @@ impl Site {
             | Call::Knows { .. }
             | Call::Abandon(_)
             | Call::ReleaseRequest(_)
-            | Call::Leases
-            | Call::Queue
+            | Call::Leases { .. }
+            | Call::Queue { .. }
             | Call::Usage
             | Call::Events { .. }
             | Call::Ahead { .. }
@@ -172,6 +175,43 @@ impl Site {
         part: impl Fn(Answer) -> Vec<T>,
     ) -> Result<(Vec<T>, Vec<String>), api::Error> {
         self.gather_within(call, PEER_PATIENCE, part).await
+    }
+
+    /// The same for a list that sites tell in parts of up to `MAX_LISTED` entries. `key`: the last
+    /// entry of a part, by which the next part is asked for.
+    pub(super) async fn gather_parts<T, K>(
+        &self,
+        call: impl Fn(Option<K>) -> Call,
+        part: impl Fn(Answer) -> Vec<T>,
+        key: impl Fn(&T) -> Option<K>,
+    ) -> Result<(Vec<T>, Vec<String>), api::Error> {
+        let first = call(None);
+        let (own, mut answers) = tokio::join!(self.call(first.clone()), self.ask_all(&first));
+        answers.push((self.0.config.me(), own?));
+        let mut missing: Vec<SiteId> =
+            self.peers().filter(|peer| answers.iter().all(|it| it.0 != *peer)).collect();
+        let mut list = Vec::new();
+        for (site, answer) in answers {
+            let mut entries = part(answer);
+            for _ in 0..MAX_PARTS {
+                let last = entries.last().filter(|_| entries.len() >= MAX_LISTED).and_then(&key);
+                list.append(&mut entries);
+                let Some(last) = last else { break };
+                let call = call(Some(last));
+                let answer = if site == self.0.config.me() {
+                    self.call(call).await
+                } else {
+                    self.ask(site, call, PEER_PATIENCE).await
+                };
+                match answer {
+                    Ok(answer) => entries = part(answer),
+                    // What it has told is good; that more is missing is said.
+                    Err(_) => missing.push(site),
+                }
+            }
+        }
+        let missing = missing.into_iter().map(|site| self.name_of(site)).collect();
+        Ok((list, missing))
     }
 
     pub(super) async fn gather_within<T>(

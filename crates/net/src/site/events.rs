@@ -10,7 +10,7 @@ use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 
 use super::{EVENTS, Inner, PEER_PATIENCE, Site};
-use crate::api::{Answer, Call, Happening};
+use crate::api::{Answer, Call, Error, Events, Happening};
 use kofm_site::core::MAX_WATCH;
 
 /// How long a site that does not answer is left alone.
@@ -36,50 +36,65 @@ pub(crate) struct Listening {
     pub(crate) here: broadcast::Receiver<Arc<Happening>>,
     pub(crate) elsewhere: broadcast::Receiver<Arc<Happening>>,
     pub(crate) followed: Arc<Followed>,
+    /// The number of the next event of each site that answers.
+    pub(crate) next: BTreeMap<String, u64>,
 }
 
 impl Site {
     /// Events of all sites from now on.
-    pub(crate) async fn all_events(&self) -> Listening {
+    pub(crate) async fn all_events(&self) -> Result<Listening, Error> {
         let shared = || self.0.followed.lock().unwrap_or_else(PoisonError::into_inner);
-        // Where the others are now: what happens there from here on is not missed.
-        let here: BTreeMap<SiteId, u64> = if shared().strong_count() == 0 {
-            let answers = self.ask_all(&Call::Events { after: None, wait: Duration::ZERO }).await;
-            let next = |(peer, answer)| {
-                if let Answer::Events { next, .. } = answer { Some((peer, next)) } else { None }
-            };
-            answers.into_iter().filter_map(next).collect()
-        } else {
-            BTreeMap::new()
+        let own = self.events();
+        // Where the sites are now: what happens there from here on is not missed.
+        let call = Call::Events { from: None, wait: Duration::ZERO };
+        let mut answers = self.ask_all(&call).await;
+        answers.push((self.0.config.me(), self.call(call).await?));
+        let next = |(peer, answer)| {
+            if let Answer::Events(events) = answer { Some((peer, events.next)) } else { None }
         };
+        let now: BTreeMap<SiteId, u64> = answers.into_iter().filter_map(next).collect();
         let mut shared = shared();
         let followed = shared.upgrade().unwrap_or_else(|| {
             let events = broadcast::Sender::new(EVENTS);
             let follow = |peer| {
                 let (site, events) = (Arc::downgrade(&self.0), events.clone());
-                let after = here.get(&peer).copied();
-                tokio::spawn(follow(site, peer, after, events)).abort_handle()
+                let from = now.get(&peer).copied();
+                tokio::spawn(follow(site, peer, from, events)).abort_handle()
             };
             let tasks = self.peers().map(follow).collect();
             Arc::new(Followed { events, tasks })
         });
         *shared = Arc::downgrade(&followed);
-        Listening { here: self.events(), elsewhere: followed.events.subscribe(), followed }
+        drop(shared);
+        let next = now.into_iter().map(|(site, next)| (self.name_of(site), next)).collect();
+        Ok(Listening { here: own, elsewhere: followed.events.subscribe(), followed, next })
+    }
+
+    /// What happened at a site from an event on; none if the site does not answer.
+    pub(crate) async fn events_from(&self, name: &str, from: Option<u64>) -> Option<Events> {
+        let call = Call::Events { from, wait: Duration::ZERO };
+        let answer = if name == self.0.config.site {
+            self.call(call).await
+        } else {
+            let peer = self.peers().find(|peer| self.name_of(*peer) == name)?;
+            self.ask(peer, call, PEER_PATIENCE).await
+        };
+        if let Ok(Answer::Events(events)) = answer { Some(events) } else { None }
     }
 }
 
 async fn follow(
     site: Weak<Inner>,
     peer: SiteId,
-    mut after: Option<u64>,
+    mut from: Option<u64>,
     events: broadcast::Sender<Arc<Happening>>,
 ) {
     while let Some(site) = site.upgrade().map(Site) {
-        let call = Call::Events { after, wait: MAX_WATCH };
-        if let Ok(Answer::Events { next, list }) =
+        let call = Call::Events { from, wait: MAX_WATCH };
+        if let Ok(Answer::Events(Events { next, list, .. })) =
             site.ask(peer, call, MAX_WATCH + PEER_PATIENCE).await
         {
-            after = Some(next);
+            from = Some(next);
             for happening in list {
                 // The last listener may just have left.
                 events.send(Arc::new(happening)).ok();

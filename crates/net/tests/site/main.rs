@@ -4,8 +4,10 @@
 mod change;
 mod drain;
 mod edge;
+mod events;
 mod fast;
 mod names;
+mod openapi;
 mod pages;
 mod rejoin;
 mod rights;

@@ -99,3 +99,54 @@ async fn a_malformed_limit_or_cursor_is_refused() {
         assert!(answer.json()["next"].is_null());
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_cut_says_where_it_goes_on() {
+    // More than one site tells of itself in one answer.
+    const WAITING: usize = 5_100;
+    let (sites, at) = start(2, 1).await;
+    sites[0].connected().await;
+    let _held = sites[1].acquire([("gpu", 1)]).await.unwrap();
+    let ask = async |site: &kofm_net::Site| {
+        let spec = kofm_net::api::Submit { want: [("gpu".into(), 1)].into(), ..Default::default() };
+        site.submit(spec).await.unwrap();
+    };
+    ask(&sites[0]).await;
+    for _ in 0..WAITING / 100 {
+        let tasks = (0..100).map(|_| {
+            let site = sites[0].clone();
+            tokio::spawn(async move { ask(&site).await })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    }
+    let cut = call(at[1], "GET", "/v1/queue?pool=gpu", "", "").await;
+    let mut ids: Vec<String> = Vec::new();
+    let add = |list: &Value, ids: &mut Vec<String>| {
+        let list = list.as_array().unwrap();
+        ids.extend(list.iter().map(|it| it["id"].as_str().unwrap().to_owned()));
+    };
+    add(&cut.json(), &mut ids);
+    assert_eq!(ids.len(), 5000);
+    let mut link = cut.header("link").map(str::to_owned);
+    while let Some(place) = link {
+        let path = place.strip_prefix('<').unwrap().strip_suffix(">; rel=\"next\"").unwrap();
+        assert!(path.starts_with("/v1/queue?pool=gpu&after="), "{path}");
+        let page = call(at[0], "GET", path, "", "").await;
+        add(&page.json()["queue"], &mut ids);
+        link = page.header("link").map(str::to_owned);
+        assert_eq!(link.is_some(), !page.json()["next"].is_null());
+    }
+    let count = ids.len();
+    ids.sort();
+    ids.dedup();
+    assert_eq!((count, ids.len()), (WAITING + 1, WAITING + 1), "each once");
+    // The client reads all by itself.
+    let address = kofm_net::client::Address::Tcp(at[1].to_string());
+    let client = kofm_net::client::Client::new(address, None);
+    let list: Vec<kofm_net::api::Request> = client.list("/v1/queue?pool=gpu").await.unwrap();
+    assert_eq!(list.len(), WAITING + 1);
+    let places: Vec<u64> = list.iter().map(|it| it.position.unwrap()).collect();
+    assert_eq!(places, (1..=WAITING as u64 + 1).collect::<Vec<_>>());
+}

@@ -7,8 +7,8 @@ use kofm_core::{SiteId, Stamp};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocker, Happening, Head, Joined, Lease, LedgerAsk, MemberChange, Members, Report, Request,
-    Submit, Taken, Want,
+    Blocker, Claim, Happening, Head, Joined, Lease, LedgerAsk, MemberChange, Members, Report,
+    Request, Submit, Taken, Want,
 };
 use crate::plan::{PlannedPool, PlannedSemaphore};
 use crate::rules::PrincipalChange;
@@ -58,8 +58,15 @@ pub enum Call {
     Renew(String),
     Release(String),
     ReleaseRequest(String),
-    Leases,
-    Queue,
+    /// Leases in the order of their fences and requests, those after one of them: not more than
+    /// one answer may have.
+    Leases {
+        after: Option<(u64, String)>,
+    },
+    /// Waiting requests, oldest first, those after a claim: not more than one answer may have.
+    Queue {
+        after: Option<Claim>,
+    },
     Usage,
     /// Who is in the way of a claim, in these pools.
     Ahead {
@@ -100,9 +107,10 @@ pub enum Call {
     },
     /// A member of a gang says that it is there, or done.
     Join(JoinCall),
-    /// What happened after so many events, or the next thing that happens within `wait`.
+    /// What happened from the event of this number on, or the next thing that happens within
+    /// `wait`; without a number, only the latter.
     Events {
-        after: Option<u64>,
+        from: Option<u64>,
         wait: Duration,
     },
     /// Whether nobody at this site holds or waits for a pool.
@@ -195,11 +203,19 @@ pub enum Answer {
     Gangs(BTreeMap<String, Members>),
     Rota(Vec<(String, bool)>),
     Joined(Box<Joined>),
-    /// How many happened up to the last of these, and these.
-    Events {
-        next: u64,
-        list: Vec<Happening>,
-    },
+    Events(Events),
+}
+
+/// Some events of a site.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Events {
+    /// The number of the event after these.
+    pub next: u64,
+    /// The number of the next event that will happen.
+    pub end: u64,
+    /// Events before these are missing: they are not remembered, or are of an earlier start.
+    pub gap: bool,
+    pub list: Vec<Happening>,
 }
 
 /// What one site knows of one semaphore.

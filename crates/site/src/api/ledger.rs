@@ -30,6 +30,7 @@ pub enum LedgerAsk {
 
 /// What a report has a row for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum By {
     /// Who asked, as the request says.

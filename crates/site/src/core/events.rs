@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Core, MAX_HISTORY, MAX_LISTENERS, MAX_WATCH, Responder, Timer, millis};
-use crate::api::{self, Answer, Code, LedgerAsk, Submit};
+use crate::api::{self, Answer, Code, Events, LedgerAsk, Submit};
 use crate::boottime::Moment;
 
 /// Events in one answer; the next question fetches more.
@@ -38,7 +38,7 @@ impl Core {
         }
         for listener in std::mem::take(&mut self.listeners) {
             self.timers.remove(&listener.timer);
-            let answer = self.events_after(self.happened - 1);
+            let answer = self.events_from(self.next_event() - 1);
             self.respond(listener.reply, Ok(answer));
         }
     }
@@ -85,11 +85,17 @@ impl Core {
         });
     }
 
-    /// What happened after so many events, or the next thing that happens.
-    pub(super) fn listen(&mut self, after: Option<u64>, wait: Duration, reply: Responder) {
-        let after = after.unwrap_or(self.happened);
-        if after != self.happened || wait.is_zero() || self.listeners.len() >= MAX_LISTENERS {
-            let answer = self.events_after(after);
+    /// The number of the next event.
+    const fn next_event(&self) -> u64 {
+        self.first_event + self.happened
+    }
+
+    /// What happened from an event on, or the next thing that happens.
+    pub(super) fn listen(&mut self, from: Option<u64>, wait: Duration, reply: Responder) {
+        let from = from.unwrap_or_else(|| self.next_event());
+        let news = from != self.next_event();
+        if news || wait.is_zero() || self.listeners.len() >= MAX_LISTENERS {
+            let answer = self.events_from(from);
             return self.respond(reply, Ok(answer));
         }
         let moment = self.now.after(wait.min(MAX_WATCH));
@@ -101,19 +107,21 @@ impl Core {
     pub(super) fn stop_listening(&mut self, number: u64) {
         if let Some(place) = self.listeners.iter().position(|it| it.timer.1 == number) {
             let listener = self.listeners.swap_remove(place);
-            let answer = self.events_after(self.happened);
+            let answer = self.events_from(self.next_event());
             self.respond(listener.reply, Ok(answer));
         }
     }
 
-    fn events_after(&self, after: u64) -> Answer {
-        // A number beyond what happened here is from another life of this site.
-        let missed = self.happened.checked_sub(after).unwrap_or(self.happened);
-        let missed = usize::try_from(missed).unwrap_or(usize::MAX).min(self.history.len());
-        let list = self.history.iter().skip(self.history.len() - missed).take(MAX_EVENTS);
+    fn events_from(&self, from: u64) -> Answer {
+        let end = self.next_event();
+        let oldest = end - self.history.len() as u64;
+        // A larger number is of a site of this name that has lost its disk.
+        let gap = from < oldest || from > end;
+        let first = if gap { oldest } else { from };
+        let skipped = usize::try_from(first - oldest).unwrap_or(usize::MAX);
+        let list = self.history.iter().skip(skipped).take(MAX_EVENTS);
         let list: Vec<_> = list.cloned().collect();
-        let left = missed - list.len();
-        Answer::Events { next: self.happened - left as u64, list }
+        Answer::Events(Events { next: first + list.len() as u64, end, gap, list })
     }
 
     pub(super) fn happening(&self, event: &'static str, key: Option<u64>) -> api::Happening {

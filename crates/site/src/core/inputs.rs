@@ -199,7 +199,7 @@ impl Core {
                 let text = "a V is made at the site that its client asks";
                 Err(api::Error::new(Code::Unsupported, text))
             }
-            Call::Events { after, wait } => return self.listen(after, wait, reply),
+            Call::Events { from, wait } => return self.listen(from, wait, reply),
             Call::Reserve(id) => Ok(Answer::Reserved(Some(self.reserve(id)))),
             Call::Unreserve(id) => {
                 self.reserved.remove(&id);
@@ -217,8 +217,8 @@ impl Core {
             }
             Call::Release(id) => self.release(&id),
             Call::ReleaseRequest(id) => self.release_request(&id),
-            Call::Leases => Ok(Answer::Leases(self.leases())),
-            Call::Queue => Ok(Answer::Queue(self.queue())),
+            Call::Leases { after } => Ok(Answer::Leases(self.leases(after.as_ref()))),
+            Call::Queue { after } => Ok(Answer::Queue(self.queue(after.map(api::stamp)))),
             Call::Usage => Ok(Answer::Usage(self.usage())),
             Call::Ahead { want, claim } => Ok(self.ahead(&want, claim)),
             Call::InUse { want, claim } => {

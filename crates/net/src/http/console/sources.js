@@ -114,9 +114,11 @@ export class OnePool {
 
   async refresh() {
     const name = encodeURIComponent(this.name);
-    const [pool, leases] = await Promise.all([read(`/v1/pools/${name}`), read(`/v1/leases?pool=${name}`)]);
+    const leases = new Paged('leases', `&pool=${name}`);
+    const [pool] = await Promise.all([read(`/v1/pools/${name}`), leases.refresh()]);
+    await leases.extend(true);
     this.pool = pool.value;
-    this.leases = leases.value;
+    this.leases = leases.rows;
     this.received = leases.received;
     this.missing = leases.missing;
     if (this.withEvents) {
