@@ -39,7 +39,7 @@ fn client(address: &str) -> Client {
     Client::new(Address::parse(address).unwrap(), Some("secret-token".into()))
 }
 
-/// What an acquisition says, which must be one sentence without the token.
+/// The error of an acquisition, which must be one sentence without the token.
 async fn fails(client: &Client, texts: &[&str]) -> ClientError {
     let spec = Submit { want: [("gpu".to_owned(), 1)].into(), ..Submit::default() };
     let error = client.acquire(&spec).await.unwrap_err();

@@ -190,6 +190,10 @@ async fn body_within<T: DeserializeOwned + JsonSchema>(
     };
     // Where everything has a default, nothing need be said.
     let bytes = if bytes.is_empty() { Bytes::from_static(b"{}") } else { bytes };
+    // Fields without names would be taken in the order of the type.
+    if bytes.iter().find(|it| !it.is_ascii_whitespace()) != Some(&b'{') {
+        return Err(malformed("the body must be a JSON object, as {\"reason\":\"…\"}".into()));
+    }
     serde_json::from_slice(&bytes).map_err(|error| malformed(explain::<T>(&bytes, &error)))
 }
 

@@ -30,7 +30,7 @@ use kofm_site::config::check_name;
 
 /// Clients that may listen to events at once.
 const MAX_LISTENERS: usize = 512;
-/// Events on their way to one client; what is beyond waits at the site.
+/// Events on their way to one client; later ones wait at the site.
 const ON_THE_WAY: usize = 64;
 /// Answers of one site with which a listener may catch up: more than what a site remembers.
 const MAX_ANSWERS: usize = 16;
@@ -140,7 +140,7 @@ impl Teller {
                 };
                 match heard {
                     Ok(happening) => self.hear(&happening).await?,
-                    // What comes next of that site shows what is missing.
+                    // The next event of that site shows which ones are missing.
                     Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return Err::<(), _>(Gone),
                 }
@@ -150,7 +150,7 @@ impl Teller {
             _ = told => {}
             () = sender.closed() => {}
         }
-        // The other sites report as long as somebody listens.
+        // The other sites report as long as this value or another one of it lives.
         drop(followed);
     }
 

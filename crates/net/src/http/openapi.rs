@@ -137,7 +137,7 @@ fn codes() -> BTreeMap<String, String> {
     list.iter().map(|it| (text(it, "const"), text(it, "description"))).collect()
 }
 
-/// What an operation answers with one status.
+/// The answers of an operation with one status.
 #[derive(Default)]
 struct Response {
     texts: Vec<String>,
@@ -286,6 +286,16 @@ fn tidy(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.values_mut().for_each(tidy);
+            // A schema that takes every value may be `true`, which not every generator reads.
+            let any = |it: &mut Value| {
+                if *it == Value::Bool(true) {
+                    *it = json!({});
+                }
+            };
+            map.get_mut("schema").map(any);
+            if let Some(Value::Object(fields)) = map.get_mut("properties") {
+                fields.values_mut().for_each(any);
+            }
             let words = map.get("oneOf").and_then(Value::as_array).map(|list| words(list));
             if let Some(Some((words, text))) = words {
                 map.remove("oneOf");

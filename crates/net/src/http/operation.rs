@@ -99,8 +99,8 @@ fn fields<T: JsonSchema>() -> Vec<Parameter> {
         .collect()
 }
 
-/// What is wrong with names that an operation does not have: a typing error must not change or
-/// widen what is asked for.
+/// Says that an operation does not have these names: a typing error must not change or widen a
+/// query.
 fn unknown(kind: &str, names: &[&str], known: &[String], owner: &str) -> String {
     let rule = match known {
         [] => format!("{owner} has none"),

@@ -350,7 +350,8 @@ fn plain() -> Vec<Operation> {
         get("/", "getConsole", "The console", console::page)
             .answers("A page.", Content::Text("text/html; charset=utf-8")),
         get("/console/{name}", "getConsoleFile", "A file of the console", console::file)
-            .answers("A script or a style.", Content::Text("*/*"))
+            .answers("A script.", Content::Text("text/javascript; charset=utf-8"))
+            .answers("A style.", Content::Text("text/css; charset=utf-8"))
             .fails(&[Code::NotFound, Code::Malformed]),
     ]
 }

@@ -205,7 +205,7 @@ impl Site {
                 };
                 match answer {
                     Ok(answer) => entries = part(answer),
-                    // What it has told is good; that more is missing is said.
+                    // Its entries so far are good; the answer names it as missing.
                     Err(_) => missing.push(site),
                 }
             }

@@ -118,6 +118,24 @@ async fn unknown_parameters_and_fields_are_named_and_refused() {
         assert_eq!(answer.status, 422, "{method} {path} {body}: {}", answer.body);
         assert!(answer.message().contains(named), "{method} {path}: {}", answer.body);
     }
+    // The fields of a list have no names.
+    for (method, path, body) in [
+        ("POST", "/v1/requests", r#"[{"gpu":1},null,null,"id"]"#),
+        ("POST", "/v1/gangs/g/start", "[null,null]"),
+        ("POST", "/v1/leases/L0-1/renew", "[]"),
+        ("DELETE", "/v1/leases/L0-1", "[]"),
+        ("DELETE", "/v1/leases/L0-1", r#"{"force":true}"#),
+    ] {
+        let answer = call(addresses[0], method, path, "", body).await;
+        assert_eq!(answer.status, 422, "{method} {path} {body}: {}", answer.body);
+    }
+    // A field that only sites set is not offered to clients.
+    let body = r#"{"want":{"gpu":1},"principal":"root"}"#;
+    let answer = call(addresses[0], "POST", "/v1/requests", "", body).await;
+    assert_eq!(answer.status, 422, "{}", answer.body);
+    let text = "the body: unknown field `principal`; it must be one of id, owner, reason, ttl, \
+                wait, want";
+    assert_eq!(answer.message(), text);
     let known = call(addresses[0], "GET", "/v1/leases?pol=gpu", "", "").await.message();
     assert!(known.contains("pool"), "{known}");
     assert_eq!(call(addresses[0], "GET", "/v1/leases?pool=gpu", "", "").await.status, 200);

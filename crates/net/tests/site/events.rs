@@ -116,7 +116,7 @@ async fn a_client_goes_on_where_it_was_at_any_site() {
     let mut first = one.requests("granted", 3).await;
     first.sort();
     assert_eq!(first, ["a0", "a1", "a2"]);
-    // What has been read decides, not what the site has sent.
+    // The client goes on after the last event that it read.
     let last = one.last.clone();
     drop(one);
     for (number, site) in sites.iter().enumerate() {
