@@ -8,6 +8,7 @@ use kofm_net::client::escape;
 
 use crate::ask::Server;
 use crate::exit::Exit;
+use crate::history::at_least_one;
 use crate::output::{say, say_line};
 use crate::tables::{print_json, show_time, table};
 
@@ -37,7 +38,7 @@ pub(crate) struct Audit {
     #[arg(long, value_name = "P")]
     pool: Option<String>,
     /// Number of entries at most, the newest ones
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = PAGE, value_parser = at_least_one)]
     limit: usize,
     /// Check the chain of hashes
     #[arg(long, conflicts_with_all = ["since", "principal", "pool"])]
@@ -49,6 +50,9 @@ pub(crate) struct Audit {
     json: bool,
 }
 
+/// Entries of one page.
+const PAGE: usize = 1000;
+
 impl Audit {
     pub(crate) fn run(self) -> Result<(), Exit> {
         if self.verify {
@@ -58,9 +62,24 @@ impl Audit {
         let filters = [("since", since), ("principal", self.principal), ("pool", self.pool)];
         let given = filters.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let given = given.map(|(name, value)| format!("&{name}={}", escape(&value)));
-        let path = format!("/v1/audit?limit={}{}", self.limit, given.collect::<Vec<_>>().concat());
-        let list: Vec<AuditEntry> =
-            self.server.with(async |client| Ok(client.get(&path).await?))?;
+        let (limit, given) = (self.limit, given.collect::<Vec<_>>().concat());
+        let list: Vec<AuditEntry> = self.server.with(async |client| {
+            let mut list: Vec<AuditEntry> = Vec::new();
+            let mut after = String::new();
+            while list.len() < limit {
+                let count = (limit - list.len()).min(PAGE);
+                let path = format!("/v1/audit?limit={count}{after}{given}");
+                let page: Vec<AuditEntry> = client.get(&path).await?;
+                let Some(oldest) = page.first().filter(|_| page.len() == count) else {
+                    list.splice(0..0, page);
+                    break;
+                };
+                // Each page is earlier than the one before.
+                after = format!("&after={}", oldest.number);
+                list.splice(0..0, page);
+            }
+            Ok(list)
+        })?;
         if self.json {
             return print_json(&list);
         }

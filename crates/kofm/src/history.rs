@@ -32,10 +32,10 @@ pub(crate) struct History {
     #[arg(long)]
     event: Option<String>,
     /// Only what happened since then: 30d, or a date as 2026-01-31
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     since: Option<String>,
     /// Only what happened until then
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<String>,
     /// Number of entries at most, the newest ones [default: 100, with --since all]
     #[arg(long, value_parser = at_least_one)]
@@ -55,9 +55,14 @@ const SHOWN: usize = 100;
 /// Entries of one page.
 const PAGE: usize = 1000;
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| "it must be a number from 1 on".to_owned())
+}
+
+/// Refuses a text that no site could read as a time. The site reads it, by its own clock.
+fn time(text: &str) -> Result<String, String> {
+    api::moment::parse(text, 0).map(|_| text.to_owned())
 }
 
 /// A query of the parameters that are given.
@@ -202,7 +207,7 @@ pub(crate) struct Usage {
     #[arg(long, value_enum, default_value_t = By::Owner)]
     by: By,
     /// Only what happened since then: 30d, or a date as 2026-01-31
-    #[arg(long, value_name = "TIME", default_value = "30d")]
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = time)]
     since: String,
     /// Only this pool
     #[arg(long)]

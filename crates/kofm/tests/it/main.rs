@@ -3,9 +3,11 @@
 
 mod abuse;
 mod audit;
+mod bad_input;
 mod bench;
 mod browser;
 mod console;
+mod described;
 mod disk;
 mod docs;
 mod doctor;

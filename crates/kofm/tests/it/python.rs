@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::harness::{KOFM, temp_dir};
 
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub PathBuf);
 
 impl Drop for Folder {
     fn drop(&mut self) {
@@ -17,7 +17,7 @@ impl Drop for Folder {
 }
 
 /// Runs a program; an error is the reason why the tests cannot run.
-fn prepare(program: &Path, args: &[&str]) -> Result<Output, String> {
+pub(crate) fn prepare(program: &Path, args: &[&str]) -> Result<Output, String> {
     let output = Command::new(program).args(args).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
     if output.status.success() {
