@@ -54,6 +54,10 @@ pub(super) fn adopt<C: Plan>(
         let life = reports.get(&site).map(|report| report.incarnation);
         record.members.get(&site).copied() != life
     };
+    let believes = rules.slips(Slip::DiskBesideAdopter) || rules.slips(Slip::BelievesTheDead);
+    if !believes {
+        drop_what_is_not_kept(record, reports, surveys, &joins);
+    }
     let mut list = candidates(record, reports, surveys, &joins);
     if list.iter().all(|it| it.way == Way::Brought) {
         // Nothing was adopted, so no other site has what is brought back.
@@ -143,6 +147,48 @@ pub(super) fn adopt<C: Plan>(
     }
     for (book, survey) in surveys.iter_mut().enumerate() {
         survey.idle.retain(|unit, site| !joins(*site) || !taken.contains(&(book, *unit)));
+    }
+}
+
+/// Drops what new lives bring back and what is not withheld for their last ones any more. Another
+/// member has adopted it since, and that member, too, may be gone by now, with units that it may
+/// still use. Of a lease, all claims go if one does.
+fn drop_what_is_not_kept<C>(
+    record: &Record<C>,
+    reports: &BTreeMap<SiteId, &Report>,
+    surveys: &mut [Survey],
+    joins: &impl Fn(SiteId) -> bool,
+) {
+    let is_kept = |site: SiteId, book: usize, unit: &Unit| {
+        let last = reports.get(&site).map(|report| report.incarnation.saturating_sub(1));
+        // Nothing of a member's can have been adopted yet.
+        let member = last.is_some() && record.members.get(&site).copied() == last;
+        let mut kept = record.quarantine.values();
+        member
+            || kept.any(|it| {
+                let its = last.is_some() && it.sites.get(&site).copied() == last;
+                its && it.books.get(book).is_some_and(|it| it.named.contains(unit))
+            })
+    };
+    let mut gone: BTreeSet<(SiteId, Option<LeaseKey>, Stamp)> = BTreeSet::new();
+    let mut leases: BTreeSet<(SiteId, LeaseKey)> = BTreeSet::new();
+    for (book, survey) in surveys.iter().enumerate() {
+        for (claim, standing) in survey.claims.iter().filter(|it| joins(it.0.site)) {
+            let mut units = standing.held.iter().flatten();
+            if !units.all(|unit| is_kept(claim.site, book, unit)) {
+                let lease = standing.adopted.map(|it| it.lease);
+                gone.insert((claim.site, lease, *claim));
+                leases.extend(lease.map(|lease| (claim.site, lease)));
+            }
+        }
+    }
+    for (book, survey) in surveys.iter_mut().enumerate() {
+        survey.claims.retain(|claim, standing| {
+            let lease = standing.adopted.map(|it| it.lease);
+            let with_lease = lease.is_some_and(|lease| leases.contains(&(claim.site, lease)));
+            !with_lease && !gone.contains(&(claim.site, lease, *claim))
+        });
+        survey.idle.retain(|unit, site| !joins(*site) || is_kept(*site, book, unit));
     }
 }
 
@@ -237,4 +283,59 @@ fn enter(candidate: &Candidate, since: u64, surveys: &mut [Survey]) -> bool {
         surveys[book].claims.insert(stamp, standing);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Sound;
+    use super::super::conclude::conclude;
+    use super::super::survey::{Book, Withheld};
+    use super::*;
+    use crate::types::PoolId;
+
+    const UNIT: Unit = Unit { pool: PoolId(0), number: 0 };
+
+    fn held(site: u16, since: u64) -> (Stamp, Standing) {
+        let lease = LeaseKey { giver: SiteId(0), fence: 5 };
+        let demand = Demand::one(PoolId(0), 1);
+        let standing = Standing::holding(demand, Vec::from([UNIT]));
+        let adopted = Some(Adopted { lease, since });
+        (Stamp { time: 1, site: SiteId(site) }, Standing { adopted, ..standing })
+    }
+
+    /// Site 0 left with epoch 2, and its next life brings back the lease that it had granted.
+    /// Site 1, which was alone in epoch 3, is gone.
+    fn after(claims: BTreeMap<Stamp, Standing>, named: BTreeSet<Unit>) -> Record<Cluster> {
+        let book = |claims| Book { claims, idle: Some(Vec::new()), ..Book::default() };
+        let kept = Withheld { named, ..Withheld::default() };
+        let sites = [(SiteId(0), 1)].into();
+        let quarantine = Quarantine { sites, books: Vec::from([kept]) };
+        let record = Record {
+            epoch: 3,
+            members: [(SiteId(1), 1)].into(),
+            lives: [(SiteId(0), 1), (SiteId(1), 1)].into(),
+            plan: Cluster::new(2, 1),
+            quarantine: [(2, quarantine)].into(),
+            surveys: Vec::from([Survey { claims, ..Survey::default() }]),
+        };
+        let books = Vec::from([book([held(0, 0)].into())]);
+        let report = Report { books, ..Report::empty(2) };
+        conclude(&record, &[(SiteId(0), &report)].into(), &record.plan, 0, Sound)
+    }
+
+    #[test]
+    fn a_returning_site_goes_on_with_what_is_kept_for_it() {
+        let next = after(BTreeMap::new(), [UNIT].into());
+        assert!(next.surveys[0].claims.contains_key(&held(0, 0).0));
+        assert!(next.surveys[0].withheld_units.is_empty());
+    }
+
+    /// The adopter may still renew the lease, so its units are withheld, and the site that granted
+    /// it does not go on with it.
+    #[test]
+    fn a_returning_site_yields_to_an_adopter_that_is_gone() {
+        let next = after([held(1, 2)].into(), BTreeSet::new());
+        assert!(next.surveys[0].claims.is_empty(), "{:?}", next.surveys);
+        assert_eq!(next.surveys[0].withheld_units, [UNIT].into());
+    }
 }
