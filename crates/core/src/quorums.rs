@@ -17,6 +17,9 @@
 //! | `tournament` | the next half of the ring, M = 1 | N/2 | Baldoni 1994 (v) |
 //! | `projective` | a hyperplane | N^(M/(M+1)) | Maekawa 1985 for M = 1 |
 //! | `grid` | whoever shares a coordinate | (M+1)·N^(M/(M+1)) | Baldoni 1994 |
+//! | `cyclic` | a pattern on the ring, N ≤ 21, M ≤ 3 | the fewest of that kind | found by search |
+//!
+//! Sets may also be written down, one for each site: see [`Terms::sets`].
 //!
 //! # How many have to meet
 //!
@@ -56,8 +59,10 @@
 mod census;
 mod comparison;
 mod construction;
+mod cyclic;
 mod error;
 mod field;
+mod given;
 mod grid;
 mod projective;
 mod ring;
@@ -74,6 +79,7 @@ pub use census::Census;
 pub use comparison::{Comparison, Fewer, Row, compare};
 pub use construction::Construction;
 pub use error::QuorumError;
+use given::Given;
 use shape::{Shape, Task};
 pub use thousandths::Thousandths;
 
@@ -106,12 +112,14 @@ pub struct Terms {
     pub construction: Option<Construction>,
     /// Who arbitrates; without a list every site does.
     pub arbiters: Option<Vec<SiteId>>,
+    /// The set of each site, if they are not made but given.
+    pub sets: Option<Vec<Vec<SiteId>>>,
 }
 
 impl Terms {
     /// All sites are arbiters, no crashes, the best construction.
     pub const fn new(sites: u16, units: u32) -> Self {
-        Self { sites, units, crashes: 0, construction: None, arbiters: None }
+        Self { sites, units, crashes: 0, construction: None, arbiters: None, sets: None }
     }
 
     /// The terms of a pool that exists.
@@ -123,6 +131,7 @@ impl Terms {
             terms.construction = said.construction;
             terms.arbiters.clone_from(&said.arbiters);
         }
+        terms.sets = cluster.sets.get(&pool).cloned();
         if !cluster.absent.is_empty() {
             let here = |site: &SiteId| !cluster.absent.contains(*site);
             let named = terms.arbiters.iter().flatten().copied().filter(here).collect::<Vec<_>>();
@@ -136,7 +145,7 @@ impl Terms {
     /// The same without what can be done without: for a pool whose owner's terms cannot be met with
     /// the sites that are left.
     fn lenient(self) -> Self {
-        Self { crashes: 0, construction: None, ..self }
+        Self { crashes: 0, construction: None, sets: None, ..self }
     }
 }
 
@@ -167,6 +176,11 @@ impl RequestSets {
         if terms.units == 0 {
             return Err(QuorumError::NoUnits);
         }
+        if let Some(sets) = &terms.sets {
+            let meet = u32::from(terms.sites).min(terms.units.saturating_add(1));
+            let shape = Shape::Given(Given::new(sets, terms.sites, meet)?);
+            return Ok(Self { sites: terms.sites, named: None, shape });
+        }
         let named = terms.arbiters.as_deref().map(|list| in_order(list, last)).transpose()?;
         let task = Task::new(terms, named.as_deref().map(count));
         let shape = match terms.construction {
@@ -179,7 +193,7 @@ impl RequestSets {
     /// Whether what is said about the arbiters of a cluster can be done: the first pool where it
     /// cannot, and why. What is not said can always be done.
     pub fn check(cluster: &Cluster) -> Result<(), (PoolId, QuorumError)> {
-        for &pool in cluster.arbitration.keys() {
+        for &pool in cluster.arbitration.keys().chain(cluster.sets.keys()) {
             let exists = cluster.pools.get(pool.index()).is_some_and(|units| !units.is_zero());
             if exists {
                 Self::new(&Terms::of(cluster, pool)).map_err(|error| (pool, error))?;
@@ -197,8 +211,8 @@ impl RequestSets {
         })
     }
 
-    /// The construction that was named, or chosen.
-    pub const fn construction(&self) -> Construction {
+    /// The construction that was named, or chosen; none where the sets were given.
+    pub const fn construction(&self) -> Option<Construction> {
         self.shape.construction()
     }
 

@@ -298,6 +298,10 @@ pub struct Cluster {
     /// [`RequestSets`](crate::quorums::RequestSets). Only protocols with arbiters look here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub arbitration: BTreeMap<PoolId, Arbitration>,
+    /// The request set of each site for units of a pool, if they are given. No configuration of
+    /// sites has them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sets: BTreeMap<PoolId, Vec<Vec<SiteId>>>,
     /// Sites that take no part: they left, or have not come yet. A site keeps its number for ever,
     /// because stamps contain it.
     #[serde(default, skip_serializing_if = "SiteSet::is_empty")]
@@ -322,6 +326,7 @@ impl Cluster {
             pools: alloc::vec![Units(units)],
             topology: Topology::Full,
             arbitration: BTreeMap::new(),
+            sets: BTreeMap::new(),
             absent: SiteSet::new(),
             root: None,
             groups: None,

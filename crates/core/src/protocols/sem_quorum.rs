@@ -365,7 +365,9 @@ pub fn turns(cluster: &Cluster) -> Cluster {
 /// The cluster as the inner protocol sees it: one pool of one unit, with the arbiters of `pool`.
 pub fn one_turn(cluster: &Cluster, pool: PoolId) -> Cluster {
     let said = cluster.arbitration.get(&pool).cloned();
+    let sets = cluster.sets.get(&pool).cloned();
     Cluster {
+        sets: sets.map(|sets| (TURNS, sets)).into_iter().collect(),
         pools: vec![Units(1)],
         topology: Topology::Full,
         arbitration: said.map(|said| (TURNS, said)).into_iter().collect(),

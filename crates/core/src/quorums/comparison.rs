@@ -58,7 +58,7 @@ pub fn compare(sites: u16, units: u32, crashes: u16) -> Result<Comparison, Quoru
             construction,
             census: Census::of(&sets),
             crashes: sets.crashes(),
-            chosen: construction == best.construction(),
+            chosen: Some(construction) == best.construction(),
         })
     });
     let mut rows: Vec<Row> = rows.collect();

@@ -20,6 +20,8 @@ pub enum Construction {
     Projective,
     /// Baldoni's cube: whoever shares a coordinate.
     Grid,
+    /// A small pattern on a ring, found by search.
+    Cyclic,
 }
 
 impl Construction {
@@ -31,6 +33,7 @@ impl Construction {
         Self::Tournament,
         Self::Projective,
         Self::Grid,
+        Self::Cyclic,
     ];
 
     /// The name users type.
@@ -42,6 +45,7 @@ impl Construction {
             Self::Tournament => "tournament",
             Self::Projective => "projective",
             Self::Grid => "grid",
+            Self::Cyclic => "cyclic",
         }
     }
 

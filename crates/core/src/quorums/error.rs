@@ -1,5 +1,7 @@
 //! Why there are no request sets.
 
+use alloc::string::ToString;
+use alloc::vec::Vec;
 use core::fmt;
 
 use super::Construction;
@@ -44,6 +46,28 @@ pub enum QuorumError {
         /// How many arbiters there are.
         arbiters: u16,
     },
+    /// Sets of this construction are known for fewer arbiters only.
+    TooManyArbiters {
+        /// The one that was named.
+        construction: Construction,
+        /// How many arbiters there are.
+        arbiters: u16,
+        /// How many there may be.
+        largest: u16,
+    },
+    /// Sets were given for more or fewer sites than there are.
+    SetsOfOthers {
+        /// How many sets.
+        sets: usize,
+        /// How many sites.
+        sites: u16,
+    },
+    /// The set of this site was given, and has no members.
+    EmptySet(SiteId),
+    /// The sets of these sites were given, and share no arbiter.
+    Apart(Vec<SiteId>),
+    /// More sets were given than can be checked.
+    TooManySets,
 }
 
 impl fmt::Display for QuorumError {
@@ -79,6 +103,27 @@ impl fmt::Display for QuorumError {
                 f,
                 "no construction survives {crashes} crashes among {arbiters} arbiters: \
                  the most is {largest}"
+            ),
+            Self::TooManyArbiters { construction, arbiters, largest } => write!(
+                f,
+                "{construction} sets are known for {largest} arbiters at most, not for {arbiters}"
+            ),
+            Self::SetsOfOthers { sets, sites } => {
+                write!(f, "{sets} request sets were given for {sites} sites: give one for each")
+            }
+            Self::EmptySet(site) => write!(f, "the request set of {site} has no members"),
+            Self::Apart(sites) => {
+                let names: Vec<_> = sites.iter().map(ToString::to_string).collect();
+                write!(
+                    f,
+                    "the request sets of {} share no arbiter, so more units could be granted than \
+                     there are",
+                    names.join(", ")
+                )
+            }
+            Self::TooManySets => write!(
+                f,
+                "it would take too long to check whether these request sets meet: give fewer sets"
             ),
         }
     }

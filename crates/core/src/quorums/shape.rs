@@ -3,9 +3,10 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use super::given::Given;
 use super::grid::Grid;
 use super::projective::Projective;
-use super::{Construction, QuorumError, Terms, ring};
+use super::{Construction, QuorumError, Terms, cyclic, ring};
 
 /// What a construction has to do.
 #[derive(Clone, Debug)]
@@ -66,6 +67,8 @@ pub(super) enum Shape {
     Tournament { arbiters: u32 },
     Projective { space: Projective, crashes: u32 },
     Grid(Grid),
+    Cyclic { arbiters: u32, pattern: u32 },
+    Given(Given),
 }
 
 impl Shape {
@@ -85,6 +88,16 @@ impl Shape {
             Construction::Tournament => survives(0, Self::Tournament { arbiters }),
             Construction::Projective => Self::projective(task),
             Construction::Grid => survives(0, Self::Grid(Grid::new(arbiters, meet))),
+            Construction::Cyclic => {
+                let (largest, meets) = cyclic::MOST;
+                if arbiters > largest {
+                    let (arbiters, largest) = (narrow(arbiters), narrow(largest));
+                    return Err(QuorumError::TooManyArbiters { construction, arbiters, largest });
+                }
+                let pattern = cyclic::pattern(arbiters, meet)
+                    .ok_or_else(|| task.too_many_units(construction, meets))?;
+                survives(0, Self::Cyclic { arbiters, pattern })
+            }
         }
     }
 
@@ -118,21 +131,27 @@ impl Shape {
         Ok(Self::Projective { space, crashes })
     }
 
-    pub(super) const fn construction(&self) -> Construction {
-        match self {
+    pub(super) const fn construction(&self) -> Option<Construction> {
+        Some(match self {
             Self::Broadcast { .. } => Construction::Broadcast,
             Self::Threshold { .. } => Construction::Threshold,
             Self::Uniform { .. } => Construction::Uniform,
             Self::Tournament { .. } => Construction::Tournament,
             Self::Projective { .. } => Construction::Projective,
             Self::Grid(_) => Construction::Grid,
-        }
+            Self::Cyclic { .. } => Construction::Cyclic,
+            Self::Given(_) => return None,
+        })
     }
 
     /// How many grants of its set a site can do without.
     pub(super) const fn crashes(&self) -> u32 {
         match *self {
-            Self::Broadcast { .. } | Self::Tournament { .. } | Self::Grid(_) => 0,
+            Self::Broadcast { .. }
+            | Self::Tournament { .. }
+            | Self::Grid(_)
+            | Self::Cyclic { .. }
+            | Self::Given(_) => 0,
             Self::Threshold { crashes, .. }
             | Self::Uniform { crashes, .. }
             | Self::Projective { crashes, .. } => crashes,
@@ -150,6 +169,8 @@ impl Shape {
             }
             Self::Projective { ref space, .. } => space.runs(position),
             Self::Grid(ref grid) => grid.runs(position),
+            Self::Cyclic { arbiters, pattern } => cyclic::runs(pattern, arbiters, position),
+            Self::Given(ref sets) => sets.runs(position),
         }
     }
 
@@ -167,6 +188,8 @@ impl Shape {
             Self::Tournament { arbiters } => square(arbiters, arbiters) / 2,
             Self::Projective { ref space, .. } => space.asked(),
             Self::Grid(ref grid) => grid.asked(),
+            Self::Cyclic { arbiters, pattern } => square(arbiters, pattern.count_ones()),
+            Self::Given(ref sets) => sets.asked(),
         }
     }
 }

@@ -78,7 +78,7 @@ fn every_construction_is_safe_for_every_small_cluster() {
         }
     }
     // Pinned, so that nothing is left out unnoticed.
-    assert_eq!(checked, 1138);
+    assert_eq!(checked, 1201);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_tournament_of_seven_asks_three_others() {
 fn a_crash_budget_takes_the_smallest_group() {
     for (units, group, grants) in [(1, 3, 2), (2, 4, 3), (4, 6, 5), (8, 10, 9), (16, 18, 17)] {
         let sets = RequestSets::new(&Terms { crashes: 1, ..Terms::new(40, units) }).unwrap();
-        assert_eq!(sets.construction(), Construction::Threshold);
+        assert_eq!(sets.construction(), Some(Construction::Threshold));
         let set = sets.of(SiteId(39));
         assert_eq!((set.arbiters.len(), set.grants), (group, grants));
     }
@@ -259,4 +259,74 @@ fn a_budget_that_one_construction_can_meet_is_met() {
             assert!(new(largest + 1).is_err());
         }
     }
+}
+
+#[test]
+fn no_small_cluster_asks_more_than_the_best_cyclic_sets() {
+    let mut better = 0;
+    for units in 1..=3 {
+        for sites in 2..=21 {
+            let meet = u32::from(sites).min(units + 1);
+            let pattern = cyclic::pattern(sites.into(), meet).unwrap();
+            let fewest = Thousandths::mean(3 * u64::from(pattern.count_ones() - 1), 1);
+            let chosen = compare(sites, units, 0).unwrap().chosen().census.messages;
+            assert!(chosen <= fewest, "{sites} share {units}: {chosen} > {fewest}");
+            better += u32::from(chosen < fewest);
+        }
+    }
+    // Sets of different sizes, or that need not have their own site in them, may ask fewer.
+    assert_eq!(better, 23);
+    let messages = |sites, units| compare(sites, units, 0).unwrap().chosen().census.messages;
+    assert_eq!((messages(6, 2), messages(10, 3)), (Thousandths(9_000), Thousandths(18_000)));
+}
+
+fn given(sets: &[&[u16]], units: u32) -> Result<RequestSets, QuorumError> {
+    let sites = u16::try_from(sets.len()).unwrap();
+    let list = |set: &&[u16]| set.iter().copied().map(SiteId).collect();
+    let sets = Some(sets.iter().map(list).collect());
+    RequestSets::new(&Terms { sets, ..Terms::new(sites, units) })
+}
+
+const FANO: [&[u16]; 7] =
+    [&[0, 1, 2], &[1, 3, 5], &[2, 4, 5], &[0, 3, 4], &[1, 4, 6], &[0, 5, 6], &[2, 3, 6]];
+
+#[test]
+fn sets_that_are_given_have_to_meet() {
+    let plane = given(&FANO, 1).unwrap();
+    assert!(is_safe(&plane, 1));
+    assert_eq!(plane.of(SiteId(3)).arbiters, [SiteId(0), SiteId(3), SiteId(4)]);
+    assert_eq!((plane.of(SiteId(3)).grants, plane.construction()), (3, None));
+    // Theorem 1 is necessary: three of the sets share no arbiter, and each pair of them does.
+    let Err(QuorumError::Apart(sites)) = given(&FANO, 2) else { panic!("they do not meet") };
+    let sets: Vec<u64> = sites.iter().map(|&site| bits(&plane.of(site))).collect();
+    assert_eq!((sites.len(), sets.iter().fold(u64::MAX, |all, set| all & set)), (3, 0));
+}
+
+#[test]
+fn given_sets_that_make_no_family_are_refused() {
+    let all: &[u16] = &[0, 1, 2];
+    assert!(given(&[all, all, all], 5).is_ok(), "three sets meet, more there are not");
+    assert_eq!(given(&[all, &[], all], 1), Err(QuorumError::EmptySet(SiteId(1))));
+    let stranger = QuorumError::Stranger { arbiter: SiteId(3), last: SiteId(2) };
+    assert_eq!(given(&[all, &[0, 3], all], 1), Err(stranger));
+    assert_eq!(
+        given(&[&[0], &[1], all], 1),
+        Err(QuorumError::Apart([SiteId(0), SiteId(1)].to_vec()))
+    );
+    // With as many units as sites or more, all sets together share an arbiter.
+    assert!(given(&[&[0, 1], &[1, 2], &[0, 2]], 1).is_ok());
+    assert!(matches!(given(&[&[0, 1], &[1, 2], &[0, 2]], 3), Err(QuorumError::Apart(_))));
+    let sets = Some([[SiteId(0)].to_vec()].to_vec());
+    let few = RequestSets::new(&Terms { sets, ..Terms::new(3, 1) });
+    assert_eq!(few, Err(QuorumError::SetsOfOthers { sets: 1, sites: 3 }));
+}
+
+#[test]
+fn too_many_given_sets_are_not_checked_for_hours() {
+    // All sites but one, in sets of eight that have to meet: more combinations than are tried.
+    let sets: Vec<Vec<SiteId>> =
+        (0..64).map(|i| (0..64).filter(|&j| j != i).map(SiteId).collect()).collect();
+    let sets = Some(sets);
+    let result = RequestSets::new(&Terms { sets, ..Terms::new(64, 9) });
+    assert_eq!(result, Err(QuorumError::TooManySets));
 }
