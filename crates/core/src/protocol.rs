@@ -80,7 +80,8 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     fn expected_tokens(_cluster: &Cluster) -> Vec<u32> {
         Vec::new()
     }
-    /// The tokens at this site.
+    /// The tokens at this site. In a protocol for groups: the competitors, by number, over which
+    /// this process has what both need.
     fn census(&self) -> Census {
         Census::default()
     }
@@ -101,6 +102,10 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// Where crashes are the epoch's business, that is a new site.
     fn reborn(me: SiteId, cluster: &Cluster) -> Self {
         Self::new(me, cluster)
+    }
+    /// The same as sites run it: without a bound that only keeps the checker's worlds finite.
+    fn unbounded(self) -> Self {
+        self
     }
     /// A message as a fault may leave it on a link from this site to `to`; none where there is no
     /// such link.

@@ -121,7 +121,7 @@ impl Visitor for Start<'_> {
 
     fn visit<P: Protocol>(self) -> Box<dyn Engine> {
         let make = if self.reborn { P::reborn } else { P::new };
-        let protocol = make(self.me, self.cluster);
+        let protocol = make(self.me, self.cluster).unbounded();
         Box::new(Running::<P> { protocol, effects: Effects::default() })
     }
 }
@@ -136,7 +136,7 @@ impl Visitor for Resume<'_> {
     type Output = Box<dyn Engine>;
 
     fn visit<P: Protocol>(self) -> Box<dyn Engine> {
-        let protocol = P::resume(self.me, self.cluster, self.survey);
+        let protocol = P::resume(self.me, self.cluster, self.survey).unbounded();
         Box::new(Running::<P> { protocol, effects: Effects::default() })
     }
 }

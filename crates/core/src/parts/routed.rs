@@ -135,6 +135,10 @@ impl<P: Protocol> Protocol for Routed<P> {
         self.inner.audit();
     }
 
+    fn unbounded(self) -> Self {
+        Self { inner: self.inner.unbounded(), ..self }
+    }
+
     fn idle_units(&self) -> Option<Vec<Unit>> {
         self.inner.idle_units()
     }

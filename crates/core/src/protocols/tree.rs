@@ -57,8 +57,12 @@
 //! then (`wrapped`). A token that rests at a site is counted with the link that it came from.
 //!
 //! From a wrong state: controllers have colours, and with more colours than stale controllers one
-//! circulation is soon a true one. Its count is right, so then is the verdict; a purge leaves none
-//! of a token behind, since what is ahead of the controller reaches the root, which drops it.
+//! circulation is soon a true one. One controller more than there are colours, of consecutive
+//! colours, go round forever: `kofm check --protocol tree --from any` proves the one and shows the
+//! other. Checker and simulator use 18(n−1) colours, the paper's number for CMAX = 8 messages on a
+//! link; sites count circulations in 64 bits and need no CMAX. The count of a true circulation is
+//! right, and so is the verdict; a purge leaves none of a token behind, since what is ahead of the
+//! controller reaches the root, which drops it.
 //!
 //! Nobody starves: no token overtakes the priority token, and who has that keeps all it needs. A
 //! claim is passed by at most 2ℓ(2n−3) grants of others.
@@ -134,6 +138,8 @@ pub struct Tree<R = Sound> {
     /// The priority token, where it came from, and the claim that has priority.
     priority: Option<(SiteId, Stamp)>,
 
+    /// How many colours circulations have.
+    colours: u64,
     /// The colour of the last circulation, and the channel that its controller comes back from.
     colour: u64,
     next: usize,
@@ -161,6 +167,10 @@ enum Own {
     /// Its units, as they were granted.
     Held(Vec<Unit>),
 }
+
+/// The colours of circulations in sites: no start has as many stale controllers, so none makes the
+/// root take stale ones for its own forever.
+pub const UNBOUNDED: u64 = u64::MAX;
 
 /// What goes to a neighbour at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -231,6 +241,7 @@ impl<R: Rules> Protocol for Tree<R> {
             parked: BTreeMap::new(),
             used: BTreeMap::new(),
             priority: None,
+            colours: R::colours(cluster.sites),
             colour: 0,
             next: 0,
             moved: false,
@@ -248,6 +259,10 @@ impl<R: Rules> Protocol for Tree<R> {
             tree.begin();
         }
         tree
+    }
+
+    fn unbounded(self) -> Self {
+        Self { colours: UNBOUNDED, ..self }
     }
 
     fn me(&self) -> SiteId {
@@ -465,6 +480,34 @@ impl<R: Rules> Tree<R> {
     /// controller.
     pub const MOST_UNITS: u32 = 1 << 20;
 
+    /// The same as a fault may leave it: with this number of colours, this colour, and this channel
+    /// from which the controller comes back. None where there are no such colour and channel.
+    pub fn left_with(self, colours: u64, colour: u64, next: usize) -> Option<Self> {
+        let fits = colours > 1 && colour < colours && next < self.channels.len();
+        fits.then_some(Self { colours, colour, next, ..self })
+    }
+
+    /// Its colour, and the channel from which the controller comes back.
+    pub const fn stance(&self) -> (u64, usize) {
+        (self.colour, self.next)
+    }
+
+    /// The links of the tree: the parent's, then the children's.
+    pub fn channels(&self) -> &[SiteId] {
+        &self.channels
+    }
+
+    /// A controller of some colour that an earlier time has left on a link.
+    pub fn stale(&self, colour: u64) -> Frame {
+        let control = Item::Control(Control::stale(colour, self.tokens()));
+        Frame { hello: None, items: vec![control] }
+    }
+
+    /// Items of a frame; a site sends more of them in a second frame.
+    fn most_items(&self) -> usize {
+        8 * self.tokens() as usize + 128
+    }
+
     /// All kinds of tokens: units, the pusher, the priority token.
     fn tokens(&self) -> u32 {
         self.units() + 2
@@ -523,6 +566,9 @@ impl<R: Rules> Tree<R> {
                     return Err(PeerFault::UnknownSite(site));
                 }
             }
+        }
+        if frame.items.len() > self.most_items() {
+            return Err(PeerFault::Unexpected("a frame with more items than a site sends"));
         }
         for item in &frame.items {
             match item {
@@ -624,13 +670,14 @@ impl<R: Rules> Tree<R> {
             turn.mail.push((self.place.parent, Item::Wake));
         }
         let serves = turn.wake;
+        let most = if R::COALESCES { self.most_items() } else { 1 };
         while let Some(&(to, _)) = turn.mail.first() {
             let hello = turn.greet.remove(&to).map(|ask| self.hello(to, ask));
             let mut frame = Frame { hello, items: Vec::new() };
             let mut rest = Vec::new();
             let mut waking = false;
             for (other, item) in turn.mail.drain(..) {
-                if other != to || (!R::COALESCES && !frame.items.is_empty()) {
+                if other != to || frame.items.len() >= most {
                     rest.push((other, item));
                 } else {
                     waking |= item == Item::Wake;

@@ -4,4 +4,5 @@
 
 mod closure;
 mod healing;
+mod hostile;
 mod waiting;

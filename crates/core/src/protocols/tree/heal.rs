@@ -278,7 +278,7 @@ impl<R: Rules> Tree<R> {
                 self.root.gate = gate;
             }
             // Whatever controller is on its way is not this one.
-            self.colour = (self.colour + 1) % R::colours(self.sites);
+            self.colour = self.next_colour();
             self.root.gate.retain(|item| item.token().is_some());
             self.send_again(turn);
         } else if was_root {
@@ -351,7 +351,7 @@ impl<R: Rules> Tree<R> {
         self.channels = self.grown_channels();
         self.changed = draw().is_multiple_of(2);
         self.next = usize::from(below(draw, self.channels.len() as u64));
-        self.colour = draw() % R::colours(self.sites);
+        self.colour = draw() % self.colours;
         self.moved = draw().is_multiple_of(2);
         self.scarce = draw().is_multiple_of(2);
         self.root.scarce = draw().is_multiple_of(2);
@@ -417,7 +417,7 @@ impl<R: Rules> Tree<R> {
             echo: draw().is_multiple_of(2),
             ask: draw().is_multiple_of(2),
         });
-        let colours = R::colours(self.sites);
+        let colours = self.colours;
         let items = (0..draw() % 3).map(|_| match draw() % 8 {
             0 => match draw() % 2 {
                 0 => Item::Wake,

@@ -86,6 +86,11 @@ impl Control {
         }
     }
 
+    /// One that an earlier time has left, with nothing counted.
+    pub(super) fn stale(colour: u64, tokens: u32) -> Self {
+        Self::new(colour, tokens)
+    }
+
     /// Whether its sets are those of a cluster with so many tokens.
     pub(super) fn fits(&self, tokens: u32) -> bool {
         self.seen.fits(tokens) && self.purge.fits(tokens) && self.busy.fits(tokens)
@@ -393,6 +398,9 @@ impl<R: Rules> Tree<R> {
 
     /// Counts what came from a channel.
     fn count_from(&self, from: SiteId, seen: &mut Tally) {
+        if !R::COUNTS {
+            return;
+        }
         let spare = self.spare.iter().chain(&self.parked);
         let spare = spare.filter(|&(_, &origin)| origin == from).map(|(t, _)| *t);
         let used = self.used.iter().filter(|&(_, &(origin, _))| origin == from).map(|(t, _)| *t);
@@ -491,7 +499,7 @@ impl<R: Rules> Tree<R> {
             self.forward(self.channels[self.next], Item::Control(control), turn);
             return;
         }
-        self.colour = (self.colour + 1) % R::colours(self.sites);
+        self.colour = self.next_colour();
         let stirred = self.decide(&control, turn, out);
         if R::GATED {
             self.set_pace(&control, stirred, turn);
@@ -502,6 +510,11 @@ impl<R: Rules> Tree<R> {
             self.count_from(from, &mut fresh.seen);
         }
         self.forward(self.channels[0], Item::Control(fresh), turn);
+    }
+
+    /// The colour after this one, also if a fault has left one that does not exist.
+    pub(super) const fn next_colour(&self) -> u64 {
+        (self.colour % self.colours + 1) % self.colours
     }
 
     /// How soon the next circulation begins, and whether units may rest in it.
@@ -554,7 +567,8 @@ impl<R: Rules> Tree<R> {
         let makes = majority && (everybody || self.root.calm >= pace.settle || !R::SETTLE);
         self.root.sure = true;
         let mut made = Vec::new();
-        for token in 0..self.tokens() {
+        let counted = if R::COUNTS { self.tokens() } else { 0 };
+        for token in 0..counted {
             let found = control.seen.count(token) + self.root.wrapped.count(token);
             let busy = control.busy.has(token) || self.used.contains_key(&token);
             if self.root.purge.has(token) && busy && R::BUSY {

@@ -40,12 +40,16 @@ pub trait Rules: Clone + Copy + Debug + Eq + Hash + Send + 'static {
     /// Only a circulation through more than half of the sites renews leases and makes units.
     const QUORUM: bool = true;
 
+    /// Controllers count tokens, and what is missing is made. Without it they only go round.
+    const COUNTS: bool = true;
+
     /// How long things take.
     fn pace(sites: u16) -> Pace {
         Pace::real(sites)
     }
 
-    /// How many colours circulations have. More than the controllers that can be on their way.
+    /// How many colours circulations have where checker and simulator run it: more than the
+    /// controllers that can be on their way. Sites have [`UNBOUNDED`](super::UNBOUNDED).
     fn colours(sites: u16) -> u64 {
         // The paper's 2(n−1)(CMAX+1), for up to eight messages on a link.
         18 * (u64::from(sites).max(2) - 1)
