@@ -64,6 +64,8 @@ protocols! {
     2 permission::Permission;
     /// Raynal 1990 §5.1, corrected: do not ask whom you know to be using.
     3 permission_lazy::PermissionLazy;
+    /// Raynal 1990 §3 to the letter: a site that is alone is never granted.
+    1014 permission_as_printed::PermissionAsPrinted;
     /// Raynal 1990 §5.1 to the letter, with its fault.
     1000 permission_lazy_as_printed::PermissionLazyAsPrinted;
     /// Baldoni 1994, corrected: ask arbiters, any too many of whom meet.
@@ -92,6 +94,12 @@ protocols! {
     1006 groups_as_printed_self::GroupsAsPrintedSelf;
     /// Cheng 1999 §5, as described.
     1007 groups_hungry_as_printed::GroupsHungryAsPrinted;
+    /// The same, where a process that has informed gives nothing away.
+    1011 groups_hungry_as_printed_holds::GroupsHungryAsPrintedHolds;
+    /// The same, where a process informs only a group that leads its competitors' groups.
+    1012 groups_hungry_as_printed_leads::GroupsHungryAsPrintedLeads;
+    /// The same, where a process keeps what an idle group of its own leads for.
+    1013 groups_hungry_as_printed_keeps::GroupsHungryAsPrintedKeeps;
     /// kofm's own: several sites start together, over roaming.
     48 gang::Gang;
     /// Datta 2009, corrected: tokens go round a tree, and heal from anything.

@@ -6,12 +6,14 @@ use std::path::PathBuf;
 
 use kofm_core::protocols::gang::Shares;
 use kofm_core::{Cluster, Demand, Kind, PoolId, Service, SiteId, Units};
-use kofm_sim::chosen::{self, Found, Line};
-use kofm_sim::fairness::Fairness;
+use kofm_sim::chosen::{self, ForEver, Found, Line};
+use kofm_sim::fairness::Clients;
+use kofm_sim::lasso::Written;
 use kofm_sim::trace::{Header, Writer};
 use kofm_sim::world::Script;
 use serde_json::{Value, json};
 
+use crate::anywhere::{self, Anywhere};
 use crate::exit::Exit;
 use crate::lab::{self, Lab, is_semaphore};
 use crate::output::{say, tell};
@@ -22,6 +24,12 @@ Every interleaving of messages and clients is tried, breadth first, so a
 violation is shown by a shortest trace. The same bounds always give the same
 number of states.
 
+Runs are judged to their end, and those without end as well: a run that goes
+round forever, and one that comes to rest, is shown if it is fair and a claim
+waits in it all the time. A run is fair if nothing that can always happen is
+always left out: a message arrives, a holder releases, a timer fires. With
+--endless the output says what clients owe beyond that.
+
 Examples:
   kofm check --protocol permission --sites 2 --units 2
   kofm check --protocol permission-lazy-as-printed --sites 2 --units 2
@@ -29,12 +37,17 @@ Examples:
   kofm check --protocol permission --sites 2 --units 2,1 --json
   kofm check --protocol quorum-as-printed --sites 3 --units 2
   kofm check --protocol quorum-as-printed-inquire --sites 3 --units 1 --arbiters 0
+  kofm check --protocol quorum --sites 3 --units 1 --sets examples/quorums/three.txt
   kofm check --protocol tree-as-printed --sites 2 --units 1 --rounds 1
+  kofm check --protocol tree --sites 2 --units 1 --from any
+  kofm check --protocol tree --sites 2 --units 1 --from any --stale 2 --colours 3
   kofm check --protocol sem-token --sites 3 --units 1 --adds 0,1,1
   kofm check --protocol sem-permission-as-printed --sites 2 --units 1
   kofm check --protocol sem-quorum-as-printed --sites 3 --units 1
   kofm check --protocol groups --topology examples/groups/figure9.toml --endless
+  kofm check --protocol groups-hungry --topology examples/groups/cancel.toml --endless --arrive
   kofm check --protocol groups-as-printed --topology examples/groups/figure9.toml
+  kofm check --protocol permission --sites 2 --units 2 --links unordered
 
 Exit code 0 if no violation was found, 1 if one was, 64 for wrong usage.";
 
@@ -53,6 +66,32 @@ pub(crate) struct Args {
     /// Claims without end, for groups: also finds out whether every group works again and again
     #[arg(long)]
     endless: bool,
+    /// With --endless, for protocols whose claims name a group: once a member waits for a group,
+    /// the others claim for it in the end
+    #[arg(long, requires = "endless")]
+    arrive: bool,
+    /// For groups: the work of a group ends for each member by itself, so that two groups which
+    /// share a process may overlap when some members have finished
+    #[arg(long)]
+    lenient: bool,
+    /// In which order the messages of a link arrive: fifo, or unordered
+    #[arg(long, value_name = "ORDER", default_value = "fifo",
+          value_parser = ["fifo", "unordered"])]
+    links: String,
+    /// Start from every configuration that a fault may leave, for protocols that heal: of `tree`,
+    /// what sites and links know of its controller
+    #[arg(long, value_name = "WHERE", value_parser = ["any"],
+          conflicts_with_all = ["k", "rounds", "slots", "withdraw", "partial", "adds",
+                                "endless", "links", "states"])]
+    from: Option<String>,
+    /// With --from any: controllers on each link to begin with, at most [default: 1]
+    #[arg(long, value_name = "C", requires = "from",
+          value_parser = clap::value_parser!(u32).range(1..=16))]
+    stale: Option<u32>,
+    /// With --from any: colours of circulations [default: the paper's, 2(n-1)(C+1)]
+    #[arg(long, value_name = "K", requires = "from",
+          value_parser = clap::value_parser!(u64).range(2..=1_000))]
+    colours: Option<u64>,
     /// Claims of one site that may be live at once
     #[arg(long, value_name = "S", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -71,7 +110,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIMIT", default_value_t = 100_000_000,
           value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     states: u64,
-    /// Write the trace of a violation to this file
+    /// Write the trace of a violation, or of the first run in which a group starves, to this file
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON document
@@ -91,6 +130,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
             "--endless is for groups: the order of {name} never ends"
         )));
     }
+    if args.lenient && kind.profile().serves != Service::Group {
+        return Err(Exit::usage(format!("--lenient is for groups: {} has none", kind.name())));
+    }
+    let unordered = args.links == "unordered";
+    if args.endless && unordered {
+        return Err(Exit::usage("--endless is for links that keep the order: leave out --links"));
+    }
     if kind.profile().serves == Service::Gang && (args.partial || args.slots > 1) {
         return Err(Exit::usage(
             "gang: a share is given back whole, and each gang runs once at a time",
@@ -103,6 +149,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     if cluster.sites > 64 {
         return Err(Exit::usage("--sites: the checker takes at most 64, and hopes for 3"));
     }
+    if args.from.is_some() {
+        let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
+        let said = Anywhere {
+            title: &title,
+            stale: args.stale,
+            colours: args.colours,
+            trace: args.trace.as_deref().map(WholeFile::create).transpose()?,
+            json: args.json,
+        };
+        return anywhere::run(kind, &cluster, said);
+    }
+    if args.arrive && !chosen::names_a_group(kind, &cluster) {
+        let name = kind.name();
+        return Err(Exit::usage(format!(
+            "--arrive: claims of {name} name no group, and all its clients claim again"
+        )));
+    }
     let most = cluster.pools.iter().map(|units| units.0).max().unwrap_or(1).max(1);
     let (low, high) = args.lab.amounts(kind, args.k.as_deref(), (1, most))?;
     let semaphore = is_semaphore(kind);
@@ -113,6 +176,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         amounts: if semaphore { demands.clone() } else { Vec::new() },
         slots: args.slots.into(),
         endless: args.endless,
+        unordered,
+        lenient: args.lenient,
         withdraw: args.withdraw,
         partial: args.partial,
         ..Script::new(cluster.sites, args.rounds, demands)
@@ -129,20 +194,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     let mut progress = Progress::new(args.json);
     let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
     let mut seen = |states| progress.show(states, None, "states");
-    let found = chosen::explore(kind, &cluster, &script, args.states, &mut seen);
+    let clients = if args.arrive { Clients::Arrive } else { Clients::May };
+    let found = chosen::explore_expecting(kind, &cluster, &script, clients, args.states, &mut seen);
     progress.clear();
-    if let (Some(file), Some((_, lines))) = (file, &found.violation) {
-        write(file, kind, &cluster, lines)?;
+    let shown = shown(&found);
+    if let (Some(file), Some((run, lines))) = (file, shown.first()) {
+        write(file, kind, &cluster, *run, lines)?;
     }
     if args.json {
-        say(&format!("{}\n", document(kind, &found)));
+        say(&format!("{}\n", document(kind, &cluster, &found)));
     } else {
         say(&text(&title, &found, args.states));
         say(&found.for_ever.as_ref().map_or_else(String::new, for_ever));
         let rate = found.states as f64 / progress.elapsed().as_secs_f64().max(1e-6);
         tell(&format!("{} ms, {rate:.1e} states per second", progress.elapsed().as_millis()));
     }
-    let lively = |again: &Fairness| again.dead.is_empty() && again.starved.is_empty();
+    let lively = |again: &ForEver| again.dead.is_empty() && again.starved.is_empty();
     if found.violation.is_none() && found.for_ever.as_ref().is_none_or(lively) {
         Ok(())
     } else {
@@ -222,10 +289,26 @@ fn demands(cluster: &Cluster, low: u32, high: u32) -> Result<Vec<Demand>, Exit> 
     Ok(list.into_iter().filter(|parts| !parts.is_empty()).map(Demand::from_iter).collect())
 }
 
-/// Writes the trace of a violation.
-fn write(mut file: WholeFile, kind: Kind, cluster: &Cluster, lines: &[Line]) -> Result<(), Exit> {
-    let header = Header::new(kind.name(), cluster);
-    let written = Writer::new(&mut file.sink, &header)
+/// The traces that there are to show, each with what makes it a run without end.
+fn shown(found: &Found) -> Vec<(Option<&Written>, &[Line])> {
+    let violation = found.violation.iter().map(|(_, lines)| (found.lasso.as_ref(), &lines[..]));
+    let runs = found.for_ever.iter().flat_map(|again| &again.runs);
+    violation.chain(runs.map(|(run, lines)| (Some(run), &lines[..]))).collect()
+}
+
+fn header(kind: Kind, cluster: &Cluster, run: Option<&Written>) -> Header {
+    Header { lasso: run.cloned(), ..Header::new(kind.name(), cluster) }
+}
+
+/// Writes a trace.
+fn write(
+    mut file: WholeFile,
+    kind: Kind,
+    cluster: &Cluster,
+    run: Option<&Written>,
+    lines: &[Line],
+) -> Result<(), Exit> {
+    let written = Writer::new(&mut file.sink, &header(kind, cluster, run))
         .and_then(Writer::finish)
         .and_then(|sink| lines.iter().try_for_each(|line| writeln!(sink, "{}", line.json)));
     written.map_err(|error| Exit::negative(format!("--trace: {error}")))?;
@@ -233,23 +316,58 @@ fn write(mut file: WholeFile, kind: Kind, cluster: &Cluster, lines: &[Line]) -> 
 }
 
 /// What goes on for ever, for people.
-fn for_ever(again: &Fairness) -> String {
+fn for_ever(again: &ForEver) -> String {
     let list = |groups: &[kofm_core::GroupId]| {
         let names: Vec<String> = groups.iter().map(ToString::to_string).collect();
         names.join(", ")
     };
-    match (again.dead.as_slice(), again.starved.as_slice()) {
+    let mut text = match (again.dead.as_slice(), again.starved.as_slice()) {
         ([], []) => "every group can always work again, and none is passed over forever\n".into(),
         ([], starved) => format!("a fair run may pass over {} forever\n", list(starved)),
         (dead, _) => format!("{} may come to a state after which it never works\n", list(dead)),
+    };
+    let _ = writeln!(text, "fair: {}", again.clients.sentence());
+    for (run, lines) in &again.runs {
+        let group = run.group.map(|group| group.to_string()).unwrap_or_default();
+        let _ = writeln!(text, "\n{group} is {}:\n{}", run.property, steps(Some(run), lines));
     }
+    text
 }
 
-fn document(kind: Kind, found: &Found) -> Value {
-    let violation = found.violation.as_ref().map(|(violation, lines)| {
+/// Steps for people; of a run without end, the way in and the loop.
+fn steps(run: Option<&Written>, lines: &[Line]) -> String {
+    let mut text = String::new();
+    let prefix = run.map_or(lines.len(), |run| run.prefix);
+    for (i, line) in lines.iter().enumerate() {
+        if i == prefix {
+            text.push_str("      from here on the same again, forever:\n");
+        }
+        let _ = writeln!(text, "{}", line.text);
+    }
+    if run.is_some() && prefix == lines.len() {
+        text.push_str("      here the run rests\n");
+    }
+    text
+}
+
+fn lasso(run: &Written, lines: &[Line]) -> Value {
+    json!({"prefix": run.prefix, "loop": lines.len() - run.prefix})
+}
+
+fn document(kind: Kind, cluster: &Cluster, found: &Found) -> Value {
+    let trace = |lines: &[Line]| {
         let step = |line: &Line| serde_json::from_str(&line.json).unwrap_or_default();
-        let trace: Vec<Value> = lines.iter().map(step).collect();
-        json!({"property": violation.property, "detail": violation.detail, "trace": trace})
+        lines.iter().map(step).collect::<Vec<Value>>()
+    };
+    let violation = found.violation.as_ref().map(|(violation, lines)| {
+        let run = found.lasso.as_ref();
+        json!({
+            "property": violation.property,
+            "detail": violation.detail,
+            "trace": trace(lines),
+            "lasso": run.map(|run| lasso(run, lines)),
+            "header": header(kind, cluster, run),
+        })
     });
     let mut document = json!({
         "protocol": kind.name(),
@@ -262,6 +380,17 @@ fn document(kind: Kind, found: &Found) -> Value {
     if let Some(again) = &found.for_ever {
         document["dead_groups"] = json!(again.dead);
         document["starved_groups"] = json!(again.starved);
+        document["fair"] = json!(again.clients.sentence());
+        let run = |(run, lines): &(Written, Vec<Line>)| {
+            json!({
+                "property": run.property,
+                "group": run.group,
+                "trace": trace(lines),
+                "lasso": lasso(run, lines),
+                "header": header(kind, cluster, Some(run)),
+            })
+        };
+        document["runs"] = again.runs.iter().map(run).collect();
     }
     document
 }
@@ -276,14 +405,13 @@ fn text(title: &str, found: &Found, limit: u64) -> String {
             format!("{title}: no violation in the first {limit} states; more with --states\n")
         };
     };
+    let run = found.lasso.as_ref();
+    let way = run.map_or(steps.len(), |run| run.prefix);
     let mut text = format!(
-        "{title}: {} is violated after {} steps (state {states})\n\n",
+        "{title}: {} is violated after {way} steps (state {states})\n\n",
         violation.property,
-        steps.len()
     );
-    for step in steps {
-        let _ = writeln!(text, "{}", step.text);
-    }
+    text.push_str(&self::steps(run, steps));
     let _ = writeln!(text, "\n{}", violation.detail);
     text
 }

@@ -7,9 +7,9 @@ use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
 use kofm_core::{Cluster, Grouping, Kind, PoolId, Service, SiteId, Units};
 
-use crate::exit::Exit;
+use crate::exit::{Exit, INFEASIBLE};
 use crate::groups::{self, Names};
-use crate::topology;
+use crate::{sets, topology};
 
 /// A protocol and the cluster that it runs in.
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(crate) struct Lab {
     #[arg(long, value_name = "T", default_value = "full")]
     topology: String,
     /// How request sets are made, for protocols that have them: broadcast, threshold, uniform,
-    /// tournament, projective, grid [default: the one with the fewest messages]
+    /// tournament, projective, grid, cyclic [default: the one with the fewest messages]
     #[arg(long, value_name = "C", value_parser = construction)]
     construction: Option<Construction>,
     /// Dead arbiters that request sets have to survive
@@ -38,6 +38,9 @@ pub(crate) struct Lab {
     /// The sites that arbitrate, with commas: 0,1,2 [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     arbiters: Option<Vec<u16>>,
+    /// A file with a line for each site: the sites that it asks
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["construction", "crashes", "arbiters"])]
+    sets: Option<String>,
 }
 
 fn construction(name: &str) -> Result<Construction, String> {
@@ -62,11 +65,12 @@ impl Lab {
             let name = kind.name();
             return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
         }
-        if !kind.profile().arbitrated && self.arbitration() != Arbitration::default() {
+        let said = self.arbitration() != Arbitration::default() || self.sets.is_some();
+        if !kind.profile().arbitrated && said {
             let name = kind.name();
             return Err(Exit::usage(format!(
-                "{name} asks no arbiters: --construction, --crashes and --arbiters are for quorum \
-                 and sem-quorum"
+                "{name} asks no arbiters: --construction, --crashes, --arbiters and --sets are for \
+                 quorum and sem-quorum"
             )));
         }
         Ok(kind)
@@ -131,13 +135,20 @@ impl Lab {
     /// Puts down what was said about arbiters, if anything was and if it can be done.
     fn name_arbiters(&self, kind: Kind, cluster: &mut Cluster) -> Result<(), Exit> {
         let said = self.arbitration();
-        if said == Arbitration::default() {
+        let pools = || (0..).map(PoolId).take(self.units.len());
+        if let Some(path) = &self.sets {
+            let sets = sets::read(path)?;
+            cluster.sets = pools().map(|pool| (pool, sets.clone())).collect();
+        } else if said == Arbitration::default() {
             return Ok(());
+        } else {
+            cluster.arbitration = pools().map(|pool| (pool, said.clone())).collect();
         }
-        let pools = (0..).map(PoolId).take(self.units.len());
-        cluster.arbitration = pools.map(|pool| (pool, said.clone())).collect();
         let terms = if is_semaphore(kind) { turns(cluster) } else { cluster.clone() };
-        RequestSets::check(&terms).map_err(|(_, error)| Exit::usage(error.to_string()))
+        RequestSets::check(&terms).map_err(|(_, error)| match &self.sets {
+            Some(path) => Exit::new(INFEASIBLE, format!("--sets {path}: {error}")),
+            None => Exit::usage(error.to_string()),
+        })
     }
 
     /// The shape as the user named it, where it is not the usual one.

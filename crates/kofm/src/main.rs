@@ -4,6 +4,8 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod acquire;
+#[cfg(feature = "lab")]
+mod anywhere;
 mod ask;
 mod audit;
 mod backup;
@@ -36,6 +38,8 @@ mod replay;
 mod run;
 mod sem;
 mod serve;
+#[cfg(feature = "lab")]
+mod sets;
 #[cfg(feature = "lab")]
 mod sim;
 mod tables;

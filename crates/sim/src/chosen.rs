@@ -4,11 +4,12 @@
 
 use std::io::{self, BufRead, Write};
 
-use kofm_core::{Cluster, Kind, Protocol, Service, Visitor};
+use kofm_core::{Cluster, GroupId, Kind, Protocol, Service, Visitor};
 
-use crate::exhaustive::{self, explore as explore_one};
-use crate::fairness::{Fairness, fairness};
+use crate::exhaustive::{self, explore_runs as explore_one};
+use crate::fairness::{Clients, Fairness, fairness};
 use crate::groups::names_groups;
+use crate::lasso::Written;
 use crate::report::Report;
 use crate::seeded::{self, Blind, Observer, Setup};
 use crate::trace::{self, Header, Step, Writer};
@@ -82,10 +83,25 @@ pub struct Found {
     pub depth: u32,
     /// Whether all worlds were seen.
     pub complete: bool,
-    /// What was violated, with a shortest way there.
+    /// The violation, with a shortest way there; for a run without end, with its loop.
     pub violation: Option<(Violation, Vec<Line>)>,
+    /// What makes that a run without end.
+    pub lasso: Option<Written>,
     /// What goes on for ever, for a script without end whose worlds were all seen.
-    pub for_ever: Option<Fairness>,
+    pub for_ever: Option<ForEver>,
+}
+
+/// The verdict on runs without end, ready to be shown.
+#[derive(Clone, Debug)]
+pub struct ForEver {
+    /// The duties of clients.
+    pub clients: Clients,
+    /// Groups that cannot work any more after some way.
+    pub dead: Vec<GroupId>,
+    /// Groups that a fair run may pass over forever.
+    pub starved: Vec<GroupId>,
+    /// A run for each of these, in the same order.
+    pub runs: Vec<(Written, Vec<Line>)>,
 }
 
 /// A step, ready to be shown.
@@ -97,9 +113,22 @@ pub struct Line {
     pub json: String,
 }
 
+/// Whether claims of a protocol for groups say which group they are for.
+pub fn names_a_group(kind: Kind, cluster: &Cluster) -> bool {
+    struct Names<'a>(&'a Cluster);
+    impl Visitor for Names<'_> {
+        type Output = bool;
+        fn visit<P: Protocol>(self) -> bool {
+            names_groups::<P>(self.0)
+        }
+    }
+    kind.profile().serves == Service::Group && kind.visit(Names(cluster))
+}
+
 /// Tries everything that can happen; `seen` hears from time to time how many worlds there are.
 ///
-/// Groups make claims of their own: of `script` they take the rounds and whether it is endless.
+/// Groups make claims of their own: of `script` they take the rounds, the order of links and
+/// whether it is endless.
 pub fn explore(
     kind: Kind,
     cluster: &Cluster,
@@ -107,44 +136,96 @@ pub fn explore(
     limit: u64,
     seen: &mut dyn FnMut(u64),
 ) -> Found {
-    struct Run<'a>(&'a Cluster, &'a Script, u64, &'a mut dyn FnMut(u64));
+    explored(kind, cluster, script, None, limit, seen)
+}
+
+/// The same, and judges runs that go round; says what clients owe where claims name their group.
+/// Where they do not, every client claims again.
+pub fn explore_expecting(
+    kind: Kind,
+    cluster: &Cluster,
+    script: &Script,
+    clients: Clients,
+    limit: u64,
+    seen: &mut dyn FnMut(u64),
+) -> Found {
+    explored(kind, cluster, script, Some(clients), limit, seen)
+}
+
+fn explored(
+    kind: Kind,
+    cluster: &Cluster,
+    script: &Script,
+    clients: Option<Clients>,
+    limit: u64,
+    seen: &mut dyn FnMut(u64),
+) -> Found {
+    struct Run<'a>(&'a Cluster, &'a Script, Option<Clients>, u64, &'a mut dyn FnMut(u64));
     impl Visitor for Run<'_> {
         type Output = Found;
         fn visit<P: Protocol>(self) -> Found {
-            let Run(cluster, script, limit, seen) = self;
+            let Run(cluster, script, clients, limit, seen) = self;
             let named = names_groups::<P>(cluster);
             let of_groups = cluster.groups.as_ref().map(|grouping| Script {
                 endless: script.endless,
+                unordered: script.unordered,
+                lenient: script.lenient,
                 ..Script::of_groups(grouping, named, script.rounds[0])
             });
             let script = of_groups.as_ref().unwrap_or(script);
-            let found = explore_one::<P>(cluster, script, limit, seen);
+            let loops = P::PERPETUAL || clients.is_some();
+            let found = explore_one::<P>(cluster, script, limit, loops, seen);
             let for_ever = if const { matches!(P::PROFILE.serves, Service::Group) } {
                 // All of them were seen: there are no more.
-                let all = script.endless && found.complete;
-                all.then(|| fairness::<P>(cluster, script, !named, u32::MAX)).flatten()
+                let all = script.endless && found.complete && found.violation.is_none();
+                let said = clients.unwrap_or(Clients::May);
+                let clients = if named { said } else { Clients::Come };
+                let again =
+                    || fairness::<P>(cluster, script, clients, u32::MAX).map(|it| (clients, it));
+                all.then(again).flatten()
             } else {
                 None
             };
-            shown(found, for_ever)
+            shown(found, script, for_ever)
         }
     }
-    visit_on(kind, &cluster.topology, Run(cluster, script, limit, seen))
+    visit_on(kind, &cluster.topology, Run(cluster, script, clients, limit, seen))
 }
 
-fn shown<P: Protocol>(found: exhaustive::Exploration<P>, for_ever: Option<Fairness>) -> Found {
+fn shown<P: Protocol>(
+    found: exhaustive::Exploration<P>,
+    script: &Script,
+    for_ever: Option<(Clients, Fairness<P>)>,
+) -> Found {
     let line = |step: &Step<P::Message, P::Timer>| Line {
         text: step.text(),
         json: serde_json::to_string(step).expect("steps have no maps with odd keys"),
     };
+    let lasso = found.lasso.as_ref();
+    let lasso = lasso.map(|lasso| Written::new("progress", None, Clients::May, script, lasso));
     let violation =
         found.violation.map(|(violation, steps)| (violation, steps.iter().map(line).collect()));
+    let for_ever = for_ever.map(|(clients, again)| ForEver {
+        clients,
+        dead: again.dead,
+        starved: again.starved,
+        runs: again
+            .runs
+            .iter()
+            .map(|run| {
+                let group = Some(run.group);
+                let lasso = Written::new(run.property, group, clients, script, &run.lasso);
+                (lasso, run.steps.iter().map(line).collect())
+            })
+            .collect(),
+    });
     Found {
         states: found.states,
         transitions: found.transitions,
         depth: found.depth,
         complete: found.complete,
         violation,
+        lasso,
         for_ever,
     }
 }
@@ -157,6 +238,9 @@ pub fn replay(
     source: &mut dyn BufRead,
     show: &mut dyn FnMut(String),
 ) -> Result<u64, String> {
+    if let Some(start) = &header.start {
+        return trace::replay_start(&header.cluster, start, source, show);
+    }
     struct Run<'a>(&'a Header, &'a mut dyn BufRead, &'a mut dyn FnMut(String));
     impl Visitor for Run<'_> {
         type Output = Result<u64, String>;

@@ -7,6 +7,7 @@
 //! states, not worlds.
 
 mod judge;
+mod runs;
 mod tables;
 
 use hashbrown::{HashMap, HashTable};
@@ -17,6 +18,7 @@ use kofm_core::{
 };
 use rustc_hash::FxBuildHasher;
 
+pub(crate) use self::runs::{Run, Runs};
 use self::tables::{Code, Interner, Rows};
 use crate::groups::Watch;
 use crate::idle::Stock;
@@ -37,45 +39,77 @@ pub struct Exploration<P: Protocol> {
     pub depth: u32,
     /// Whether everything within the bounds was seen.
     pub complete: bool,
-    /// The first violation, with a shortest way to it.
+    /// The first violation, with a shortest way to it; if it is of a run without end, with the way
+    /// in and the loop.
     pub violation: Option<(Violation, Vec<Step<P::Message, P::Timer>>)>,
+    /// Where in the steps of a run without end the loop begins, and what the run is made of.
+    pub lasso: Option<Lasso<P>>,
 }
 
+/// A run without end: the way in, and the loop; without a loop the run rests.
+#[derive(Clone, Debug)]
+pub struct Lasso<P: Protocol> {
+    /// Steps before the loop.
+    pub prefix: usize,
+    /// The moves behind all steps but those that wake the sites.
+    pub moves: Vec<Action<P::Timer>>,
+}
+
+/// Steps and the moves behind them.
+pub(crate) type Walk<P> = (
+    Vec<Step<<P as Protocol>::Message, <P as Protocol>::Timer>>,
+    Vec<Action<<P as Protocol>::Timer>>,
+);
+
 /// Explores everything that the script allows, up to `limit` worlds. `progress` is told from time
-/// to time how many were seen.
+/// to time how many were seen. Runs that rest are judged; runs that go round are, where something
+/// always moves.
 pub fn explore<P: Protocol>(
     cluster: &Cluster,
     script: &Script,
     limit: u64,
+    progress: impl FnMut(u64),
+) -> Exploration<P> {
+    explore_runs(cluster, script, limit, P::PERPETUAL, progress)
+}
+
+/// The same; where `loops`, runs that go round are judged too. That takes up to twice the time.
+pub fn explore_runs<P: Protocol>(
+    cluster: &Cluster,
+    script: &Script,
+    limit: u64,
+    loops: bool,
     mut progress: impl FnMut(u64),
 ) -> Exploration<P> {
     let mut search = Search::<P>::new(cluster, script);
     search.limit = u32::try_from(limit).unwrap_or(u32::MAX);
-    let mut level_end = search.rows.count();
     let (mut depth, mut at) = (0, 0);
     while at < search.rows.count() {
-        if at == level_end {
+        if at == search.level_end {
             depth += 1;
-            level_end = search.rows.count();
+            search.level_end = search.rows.count();
         }
-        if let Err(violation) = search.expand(at) {
-            let steps = search.way_to(at, violation.1);
-            return search.report(depth + 1, false, Some((violation.0, steps)));
+        if let Err((violation, code)) = search.expand(at) {
+            let (steps, moves) = search.walk(&search.way_to(at), Some((at, code)));
+            let rests = violation.property == "progress";
+            let lasso = rests.then(|| Lasso { prefix: steps.len(), moves });
+            return search.report(depth + 1, false, Some((violation, steps)), lasso);
         }
         at += 1;
         if search.full {
-            return search.report(depth, false, None);
+            return search.report(depth, false, None, None);
         }
         if at % 0x4_0000 == 0 {
             progress(u64::from(search.rows.count()));
         }
     }
-    if let Some((at, last)) = search.hopeless() {
-        let detail = "a claim waits, and whatever happens from here, some claim waits for ever";
-        let steps = search.way_to(at, last);
-        return search.report(depth, true, Some((Violation::new("progress", detail), steps)));
+    // Of groups it is judged which work again and again: see `fairness`.
+    let loops = loops && P::PROFILE.serves != Service::Group;
+    if let Some((detail, steps, lasso)) = loops.then(|| search.without_end()).flatten() {
+        let violation = Violation::new("progress", detail);
+        return search.report(depth, true, Some((violation, steps)), Some(lasso));
     }
-    search.report(depth, true, None)
+    search.report(depth, true, None, None)
 }
 
 /// What is asked of a site state again and again.
@@ -120,26 +154,14 @@ struct Outcome {
     begun: Box<[GroupId]>,
 }
 
-/// A step between two worlds, for whoever wants to know what goes on for ever.
+/// A step between two worlds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
     pub(crate) from: u32,
     pub(crate) to: u32,
-    /// Who moved: a link, or a client of a site, by what it did.
-    pub(crate) mover: Mover,
+    code: Code,
     /// The group whose work began.
     pub(crate) begun: Option<GroupId>,
-}
-
-/// Whose step it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Mover {
-    /// A message arrived on this link.
-    Link(usize),
-    /// A client of this site asked for its demand of this number.
-    Claim(usize, usize),
-    /// Something else at this site.
-    Site(usize),
 }
 
 pub(crate) struct Search<'a, P: Protocol> {
@@ -151,8 +173,8 @@ pub(crate) struct Search<'a, P: Protocol> {
     queues: Interner<Box<[u32]>>,
     /// Queue and message, with the message at the end.
     pushed: HashMap<(u32, u32), u32, FxBuildHasher>,
-    /// Queue, without its first message.
-    popped: HashMap<u32, u32, FxBuildHasher>,
+    /// Queue, without its message of this place.
+    popped: HashMap<(u32, u32), u32, FxBuildHasher>,
     /// Queue and time of its receiver, with the times in it that say nothing new forgotten.
     settled: HashMap<(u32, u64), u32, FxBuildHasher>,
     /// Site state and input, with what comes of it.
@@ -164,8 +186,10 @@ pub(crate) struct Search<'a, P: Protocol> {
     limit: u32,
     full: bool,
     transitions: u64,
-    /// For perpetual protocols: from which row a step leads to which.
-    ways: Vec<(u32, u32)>,
+    /// The first row that is one step further from the start than the one that is expanded.
+    level_end: u32,
+    /// Steps that lead no further from the start: without one there is no loop.
+    returns: u64,
     /// Tokens of each kind that there should be.
     expected: Vec<u32>,
     /// Whether there are from the start, and so for ever.
@@ -176,7 +200,7 @@ pub(crate) struct Search<'a, P: Protocol> {
     /// row, as a number of this list.
     watch: Option<Watch>,
     begun: Interner<Vec<SiteSet>>,
-    /// All steps, where somebody wants to know.
+    /// All steps, by the row where they begin: for perpetual protocols, and where loops are sought.
     pub(crate) edges: Option<Vec<Edge>>,
 }
 
@@ -186,7 +210,7 @@ impl<'a, P: Protocol> Search<'a, P> {
         let links: Vec<_> = cluster.all().flat_map(pairs).collect();
         let watch = (P::PROFILE.serves == Service::Group).then(|| {
             let grouping = cluster.grouping().expect("checked by whoever made the cluster");
-            Watch::new(&grouping, !P::PROFILE.as_printed)
+            Watch::new(&grouping, !script.lenient)
         });
         let width = usize::from(cluster.sites) + links.len() + usize::from(watch.is_some());
         let mut search = Self {
@@ -205,14 +229,15 @@ impl<'a, P: Protocol> Search<'a, P> {
             limit: u32::MAX,
             full: false,
             transitions: 0,
-            ways: Vec::new(),
+            level_end: 1,
+            returns: 0,
             expected: P::expected_tokens(cluster),
             closed: false,
             scratch: Vec::new(),
             out: Effects::default(),
             watch,
             begun: Interner::new(),
-            edges: None,
+            edges: P::PERPETUAL.then(Vec::new),
         };
         if let Some(watch) = &search.watch {
             search.begun.number(watch.nobody());
@@ -226,9 +251,9 @@ impl<'a, P: Protocol> Search<'a, P> {
         for (i, link) in first.links.into_iter().enumerate().filter(|(_, link)| !link.is_empty()) {
             let (from, to) = ends(i, usize::from(cluster.sites));
             let numbers = link.into_iter().map(|envelope| search.envelopes.number(envelope));
-            let numbers: Box<[u32]> = numbers.collect();
+            let numbers: Vec<u32> = numbers.collect();
             let place = search.place(from.index(), to.index());
-            row[place] = search.queues.number(numbers);
+            row[place] = search.queue(numbers);
         }
         // A listing as printed shows what clients see of its mistakes.
         search.closed = !P::PROFILE.as_printed && search.wrong_tokens(&row).is_none();
@@ -258,13 +283,18 @@ impl<'a, P: Protocol> Search<'a, P> {
         }
         for link in 0..self.links.len() {
             let queue = self.rows.row(at)[sites + link];
-            if queue != EMPTY {
-                let code = Code::link(link);
-                let (from, to) = self.links[link];
-                let message = self.queues.items[queue as usize][0];
+            let (from, to) = self.links[link];
+            for nth in 0..self.deliverable(queue) {
+                let items = &self.queues.items[queue as usize];
+                let message = items[nth];
+                // Equal messages stand side by side, and one of them is enough.
+                if nth > 0 && items[nth - 1] == message {
+                    continue;
+                }
+                let code = Code::link(link, nth);
                 let local = self.rows.row(at)[to.index()];
                 let outcome = self.delivery(local, from, message).map_err(|v| (v, code))?;
-                self.go(at, to.index(), Some(link), &outcome, code)?;
+                self.go(at, to.index(), Some((link, nth)), &outcome, code)?;
             }
         }
         let waits = |&local: &u32| self.facts[local as usize].waiting;
@@ -298,7 +328,7 @@ impl<'a, P: Protocol> Search<'a, P> {
         &mut self,
         at: u32,
         site: usize,
-        link: Option<usize>,
+        link: Option<(usize, usize)>,
         outcome: &Outcome,
         code: Code,
     ) -> Result<(), (Violation, Code)> {
@@ -307,8 +337,8 @@ impl<'a, P: Protocol> Search<'a, P> {
         row.clear();
         row.extend_from_slice(self.rows.row(at));
         row[site] = outcome.local;
-        if let Some(link) = link {
-            row[sites + link] = self.pop(row[sites + link]);
+        if let Some((link, nth)) = link {
+            row[sites + link] = self.pop(row[sites + link], nth);
         }
         for &(to, message) in &outcome.sends {
             let to = usize::from(to);
@@ -328,13 +358,10 @@ impl<'a, P: Protocol> Search<'a, P> {
             return Ok(());
         }
         let (to, new) = self.rows.add(&row, (at, code));
-        if P::PERPETUAL {
-            self.ways.push((at, to));
-        }
-        if self.edges.is_some() {
-            let mover = self.mover(at, code);
+        self.returns += u64::from(!new && to < self.level_end);
+        if let Some(edges) = &mut self.edges {
             let begun = outcome.begun.first().copied();
-            self.edges.get_or_insert_default().push(Edge { from: at, to, mover, begun });
+            edges.push(Edge { from: at, to, code, begun });
         }
         let verdict = verdict.and_then(|()| if new { self.judge(&row) } else { Ok(()) });
         self.scratch = row;
@@ -359,22 +386,6 @@ impl<'a, P: Protocol> Search<'a, P> {
         Ok(())
     }
 
-    fn mover(&self, at: u32, code: Code) -> Mover {
-        if code.0 & Code::LINK != 0 {
-            return Mover::Link((code.0 & !Code::LINK) as usize);
-        }
-        let site = (code.0 >> 16) as usize;
-        let local = self.rows.row(at)[site];
-        match self.facts[local as usize].moves[(code.0 & 0xFFFF) as usize] {
-            Move::Claim(demand) => Mover::Claim(site, demand),
-            Move::Release(_)
-            | Move::ReleaseOne(_)
-            | Move::Withdraw(_)
-            | Move::Add(_)
-            | Move::Fire(_) => Mover::Site(site),
-        }
-    }
-
     /// Explores everything and keeps all steps; the number of worlds, or none where there are more
     /// than `limit` or a promise was broken.
     pub(crate) fn all_steps(&mut self, limit: u32) -> Option<u32> {
@@ -389,12 +400,16 @@ impl<'a, P: Protocol> Search<'a, P> {
 
     /// Whether every member of a group waits for it.
     pub(crate) fn all_wait(&self, at: u32, group: GroupId) -> bool {
-        let row = self.rows.row(at);
+        let locals = &self.rows.row(at)[..usize::from(self.cluster.sites)];
+        self.watch.as_ref().is_some_and(|watch| self.all_wait_in(locals, watch, group))
+    }
+
+    fn all_wait_in(&self, locals: &[u32], watch: &Watch, group: GroupId) -> bool {
         let waits = |site: &SiteId| {
-            let waits = &self.facts[row[site.index()] as usize].waits;
+            let waits = &self.facts[locals[site.index()] as usize].waits;
             waits.iter().any(|wish| wish.is_none_or(|wish| wish == group))
         };
-        self.watch.as_ref().is_some_and(|watch| watch.grouping().members(group).iter().all(waits))
+        watch.grouping().members(group).iter().all(waits)
     }
 
     /// Where a link stands in a row: behind the sites, those of one sender together, without one
@@ -456,13 +471,29 @@ impl<'a, P: Protocol> Search<'a, P> {
         result
     }
 
-    fn pop(&mut self, queue: u32) -> u32 {
-        if let Some(&rest) = self.popped.get(&queue) {
+    /// How many messages of a queue may arrive next: the first, or any.
+    fn deliverable(&self, queue: u32) -> usize {
+        let length = self.queues.items[queue as usize].len();
+        if self.script.unordered { length } else { length.min(1) }
+    }
+
+    /// The number of a queue; where links keep no order, it is sorted.
+    fn queue(&mut self, mut messages: Vec<u32>) -> u32 {
+        if self.script.unordered {
+            messages.sort_unstable();
+        }
+        self.queues.number(messages.into())
+    }
+
+    fn pop(&mut self, queue: u32, nth: usize) -> u32 {
+        let key = (queue, u32::try_from(nth).expect("queues are short"));
+        if let Some(&rest) = self.popped.get(&key) {
             return rest;
         }
-        let rest = self.queues.items[queue as usize][1..].into();
-        let rest = self.queues.number(rest);
-        self.popped.insert(queue, rest);
+        let mut rest = self.queues.items[queue as usize].to_vec();
+        rest.remove(nth);
+        let rest = self.queue(rest);
+        self.popped.insert(key, rest);
         rest
     }
 
@@ -472,7 +503,7 @@ impl<'a, P: Protocol> Search<'a, P> {
         }
         let mut longer = self.queues.items[queue as usize].to_vec();
         longer.push(message);
-        let longer = self.queues.number(longer.into());
+        let longer = self.queue(longer);
         self.pushed.insert((queue, message), longer);
         longer
     }
@@ -492,45 +523,62 @@ impl<'a, P: Protocol> Search<'a, P> {
             let envelope = (news(*sent, time), message.clone());
             *number = self.envelopes.number(envelope);
         }
-        let settled = self.queues.number(settled.into());
+        let settled = self.queue(settled);
         self.settled.insert((queue, time), settled);
         settled
     }
 
-    /// The steps from the start to a world and the one after it, with their effects.
-    fn way_to(&self, at: u32, last: Code) -> Vec<Step<P::Message, P::Timer>> {
-        let mut codes = vec![last];
+    /// A shortest way from the start to a world: the worlds before each step, and the step.
+    fn way_to(&self, at: u32) -> Vec<(u32, Code)> {
+        let mut way = Vec::new();
         let mut row = at;
         while row != 0 {
-            let (before, code) = self.rows.origin[row as usize];
-            codes.push(code);
-            row = before;
+            let step = self.rows.origin[row as usize];
+            way.push(step);
+            row = step.0;
         }
+        way.reverse();
+        way
+    }
+
+    /// The steps of a way with their effects, behind those that wake the sites, and their moves.
+    fn walk(&self, way: &[(u32, Code)], last: Option<(u32, Code)>) -> Walk<P> {
         let mut world = World::<P>::new(self.cluster, self.script);
         let (mut exact, mut steps) = Exact::<P>::new(self.cluster);
-        for (number, code) in (steps.len() as u64 + 1..).zip(codes.into_iter().rev()) {
-            let (site, input) = world.input(self.action(&world, code), self.script);
-            steps.push(exact.follow(number, site, input.clone()));
+        let mut moves = Vec::new();
+        for &(at, code) in way.iter().chain(&last) {
+            let action = self.action(&world, at, code);
+            let nth = if let Action::Deliver { nth, .. } = action { nth } else { 0 };
+            let (site, input) = world.input(action, self.script);
+            moves.push(action);
+            steps.push(exact.follow(steps.len() as u64 + 1, site, nth, input.clone()));
             // The last step may be the violation itself.
             if world.apply(site, input, &mut Effects::default()).is_err() {
                 break;
             }
         }
-        steps
+        (steps, moves)
     }
 
-    fn action(&self, world: &World<P>, code: Code) -> Action<P::Timer> {
-        if code.0 & Code::LINK != 0 {
-            let (from, to) = self.links[(code.0 & !Code::LINK) as usize];
-            return Action::Deliver { from, to };
+    fn action(&self, world: &World<P>, at: u32, code: Code) -> Action<P::Timer> {
+        if let Some((link, place)) = code.delivery() {
+            let (from, to) = self.links[link];
+            let sites = usize::from(self.cluster.sites);
+            let queue = self.rows.row(at)[sites + link];
+            let message = self.queues.items[queue as usize][place];
+            let envelope = &self.envelopes.items[message as usize];
+            // Here messages stand in an order of their own, there in the order of sending.
+            let on_link = &world.links[from.index() * sites + to.index()];
+            let nth = on_link.iter().position(|other| other == envelope);
+            return Action::Deliver { from, to, nth: nth.expect("both worlds are the same") };
         }
-        let site = SiteId(u16::try_from(code.0 >> 16).expect("it came from 16 bits"));
-        let local = &world.locals[site.index()];
+        let (site, number) = code.own();
+        let local = &world.locals[site];
         let mut moves = local.moves(self.script);
         if !fires_any_time::<P>(self.script) {
             moves.extend(local.alarms());
         }
-        Action::Local(site, moves[(code.0 & 0xFFFF) as usize])
+        Action::Local(local.protocol.me(), moves[number])
     }
 
     fn report(
@@ -538,9 +586,10 @@ impl<'a, P: Protocol> Search<'a, P> {
         depth: u32,
         complete: bool,
         violation: Option<(Violation, Vec<Step<P::Message, P::Timer>>)>,
+        lasso: Option<Lasso<P>>,
     ) -> Exploration<P> {
         let states = u64::from(self.rows.count());
-        Exploration { states, transitions: self.transitions, depth, complete, violation }
+        Exploration { states, transitions: self.transitions, depth, complete, violation, lasso }
     }
 }
 

@@ -10,15 +10,19 @@ use crate::world::Violation;
 pub struct Watch {
     grouping: Grouping,
     rivals: Vec<(SiteId, SiteId)>,
+    /// By process, its competitors, and its groups.
+    competitors: Vec<Vec<SiteId>>,
+    groups_of: Vec<Vec<GroupId>>,
     /// By group, those that cannot work at the same time.
     adjacent: Vec<Vec<GroupId>>,
-    /// Whether members have to leave together.
+    /// Whether the work of a group lasts until its last member has finished.
     strict: bool,
 }
 
 impl Watch {
-    /// Watches these groups. If `strict`, two groups that share a process do not overlap even where
-    /// some members have finished; the published listings do not get as far as to promise that.
+    /// Watches these groups, by the four properties of Definition 1 of Cheng 1999. If `strict`, the
+    /// work of a group lasts until its last member has finished, and two groups that share a
+    /// process do not overlap before; otherwise it ends for each member by itself.
     pub fn new(grouping: &Grouping, strict: bool) -> Self {
         let processes = (0..grouping.processes()).map(SiteId);
         let rivals = processes.flat_map(|i| {
@@ -39,6 +43,8 @@ impl Watch {
         };
         Self {
             rivals: rivals.collect(),
+            competitors: (0..grouping.processes()).map(|i| grouping.rivals(SiteId(i))).collect(),
+            groups_of: (0..grouping.processes()).map(|i| grouping.of(SiteId(i))).collect(),
             adjacent: grouping.all().map(near).collect(),
             grouping: grouping.clone(),
             strict,
@@ -122,15 +128,63 @@ impl Watch {
         begun: &[SiteSet],
         works: &impl Fn(SiteId) -> &'a [GroupId],
     ) -> Result<(), Violation> {
-        let at_work = |group: GroupId| {
-            let mut members = self.grouping.members(group).iter();
-            !begun[group.index()].is_empty() || members.any(|&site| works(site).contains(&group))
-        };
+        let at_work = |group| self.at_work(group, begun, works);
         if !at_work(group) {
             return Ok(());
         }
         let mut others = self.adjacent[group.index()].iter().filter(|&&other| at_work(other));
         others.try_for_each(|&other| self.judge_pair(group, other, begun, works))
+    }
+
+    fn at_work<'a>(
+        &self,
+        group: GroupId,
+        begun: &[SiteSet],
+        works: &impl Fn(SiteId) -> &'a [GroupId],
+    ) -> bool {
+        let mut members = self.grouping.members(group).iter();
+        !begun[group.index()].is_empty() || members.any(|&site| works(site).contains(&group))
+    }
+
+    /// Definition 1 (1) and (3), for the groups of a process: while a group works, every member
+    /// that has not finished has all that it needs. `has` says whether the first process has what
+    /// both need.
+    pub fn judge_needs<'a>(
+        &self,
+        process: SiteId,
+        begun: &[SiteSet],
+        works: &impl Fn(SiteId) -> &'a [GroupId],
+        has: &impl Fn(SiteId, SiteId) -> bool,
+    ) -> Result<(), Violation> {
+        let mut groups = self.groups_of[process.index()].iter();
+        groups.try_for_each(|&group| self.judge_needs_of(group, begun, works, has))
+    }
+
+    fn judge_needs_of<'a>(
+        &self,
+        group: GroupId,
+        begun: &[SiteSet],
+        works: &impl Fn(SiteId) -> &'a [GroupId],
+        has: &impl Fn(SiteId, SiteId) -> bool,
+    ) -> Result<(), Violation> {
+        if !self.at_work(group, begun, works) {
+            return Ok(());
+        }
+        let started = &begun[group.index()];
+        for &site in self.grouping.members(group) {
+            let working = works(site).contains(&group);
+            if !working && (started.is_empty() || started.contains(site)) {
+                continue;
+            }
+            let mut rivals = self.competitors[site.index()].iter();
+            if let Some(rival) = rivals.find(|&&rival| !has(site, rival)) {
+                let detail = format!(
+                    "{group} works, and its member {site} has not what it shares with {rival}"
+                );
+                return Err(Violation::new("resources", detail));
+            }
+        }
+        Ok(())
     }
 
     fn judge_pair<'a>(
@@ -174,8 +228,8 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    pub(crate) fn new(grouping: &Grouping, strict: bool) -> Self {
-        let watch = Watch::new(grouping, strict);
+    pub(crate) fn new(grouping: &Grouping) -> Self {
+        let watch = Watch::new(grouping, true);
         let processes = usize::from(grouping.processes());
         Self {
             begun: watch.nobody(),
@@ -204,6 +258,16 @@ impl Seen {
             return Err(Violation::new("one group at a time", detail));
         }
         self.watch.judge_group(group, &self.begun, &works)
+    }
+
+    /// A process has taken a step; see [`Watch::judge_needs`].
+    pub(crate) fn stepped(
+        &self,
+        site: SiteId,
+        has: &impl Fn(SiteId, SiteId) -> bool,
+    ) -> Result<(), Violation> {
+        let works = |site: SiteId| self.works[site.index()].as_slice();
+        self.watch.judge_needs(site, &self.begun, &works, has)
     }
 
     pub(crate) fn finished(&mut self, site: SiteId, group: GroupId) {

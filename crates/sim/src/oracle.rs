@@ -1,7 +1,9 @@
 //! Judges a run by what clients could see: claims, grants and releases. Never by what a protocol
 //! thinks of itself.
 
-use kofm_core::{Cluster, Demand, Fence, Grouping, Head, PoolId, Service, Stamp, Unit, Units};
+use kofm_core::{
+    Cluster, Demand, Fence, Grouping, Head, PoolId, Service, SiteId, Stamp, Unit, Units,
+};
 
 use crate::gangs::Gangs;
 use crate::groups;
@@ -82,13 +84,13 @@ impl Oracle {
         }
     }
 
-    /// The same, for a protocol that serves groups; see [`Watch`](groups::Watch) for `strict`.
-    pub fn of_groups(cluster: &Cluster, grouping: &Grouping, strict: bool) -> Self {
+    /// The same, for a protocol that serves groups; see [`Watch`](groups::Watch).
+    pub fn of_groups(cluster: &Cluster, grouping: &Grouping) -> Self {
         let units = |group| Units(u32::try_from(grouping.members(group).len()).unwrap_or(u32::MAX));
         let seats = grouping.all().map(units);
         let pools = cluster.pools.iter().copied().chain(seats).collect();
         let seated = Cluster { pools, ..cluster.clone() };
-        let groups = Some(groups::Seen::new(grouping, strict));
+        let groups = Some(groups::Seen::new(grouping));
         Self { groups, real: cluster.pools.len(), ..Self::new(&seated, Service::Group) }
     }
 
@@ -164,6 +166,15 @@ impl Oracle {
         seen.over = self.semaphores;
         seen.units = units.to_vec();
         Some(number)
+    }
+
+    /// A process of a group has taken a step; `has` says whether the first process has what both
+    /// need.
+    pub fn stepped(&mut self, site: SiteId, has: &impl Fn(SiteId, SiteId) -> bool) {
+        let Some(groups) = &self.groups else { return };
+        if let Err(violation) = groups.stepped(site, has) {
+            self.violate(violation.property, violation.detail);
+        }
     }
 
     /// Somebody added to a semaphore.

@@ -150,7 +150,7 @@ impl<P: Protocol> Stage<P> {
     }
 
     fn take(&mut self, site: SiteId, input: InputOf<P>) -> String {
-        let text = self.exact.follow(0, site, input.clone()).text();
+        let text = self.exact.follow(0, site, 0, input.clone()).text();
         let result = self.world.apply(site, input, &mut Effects::default());
         let text = text.trim_start().trim_start_matches("0. ");
         match result {
@@ -161,10 +161,11 @@ impl<P: Protocol> Stage<P> {
 
     fn deliver(&mut self, from: SiteId, to: SiteId) -> Result<String, String> {
         let enabled = self.world.enabled(&self.script);
-        if !enabled.contains(&Action::Deliver { from, to }) {
+        let oldest = Action::Deliver { from, to, nth: 0 };
+        if !enabled.contains(&oldest) {
             return Err("nothing is on its way there".to_owned());
         }
-        let (site, input) = self.world.input(Action::Deliver { from, to }, &self.script);
+        let (site, input) = self.world.input(oldest, &self.script);
         Ok(self.take(site, input))
     }
 
@@ -173,7 +174,7 @@ impl<P: Protocol> Stage<P> {
         for _ in 0..10_000 {
             let next =
                 self.world.enabled(&self.script).into_iter().find_map(|action| match action {
-                    Action::Deliver { from, to } => Some((from, to)),
+                    Action::Deliver { from, to, .. } => Some((from, to)),
                     Action::Local(..) => None,
                 });
             let Some((from, to)) = next else {

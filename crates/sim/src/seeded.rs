@@ -181,7 +181,7 @@ impl<'a, P: Protocol> Sim<'a, P> {
         let mut cast = None;
         if P::PROFILE.serves == Service::Group {
             let grouping = cluster.grouping().expect("checked by whoever made the cluster");
-            oracle = Oracle::of_groups(cluster, &grouping, !P::PROFILE.as_printed);
+            oracle = Oracle::of_groups(cluster, &grouping);
             let acts = Cast::new(grouping, names_groups::<P>(cluster), setup.requests);
             clients = clients.max(acts.clients().len());
             cast = Some(acts);
@@ -457,6 +457,13 @@ impl<'a, P: Protocol> Sim<'a, P> {
         self.out = out;
         if cfg!(debug_assertions) && self.flying == 0 && self.setup.faults.is_empty() {
             self.look_for_idle();
+        }
+        if P::PROFILE.serves == Service::Group {
+            let sites = &self.sites;
+            let has = |site: SiteId, rival: SiteId| {
+                sites[site.index()].0.census().tokens.contains(&rival.0.into())
+            };
+            self.oracle.stepped(site, &has);
         }
         if P::PROFILE.serves == Service::Semaphore {
             for pool in (0..).map(PoolId).take(self.setup.cluster.pools.len()) {

@@ -13,6 +13,8 @@ use kofm_core::{Clock, Cluster, Effect, Effects, Input, Kind, Protocol, Service,
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::flushing::{self, Start};
+use crate::lasso::{self, Written};
 use crate::span::{DELAY, Time};
 
 /// The first line of a trace.
@@ -25,6 +27,12 @@ pub struct Header {
     pub protocol: String,
     /// The cluster that it ran in.
     pub cluster: Cluster,
+    /// What makes it a run without end, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lasso: Option<Written>,
+    /// Where it began and what happened, if it is a run of a controller from any configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
 }
 
 impl Header {
@@ -33,7 +41,13 @@ impl Header {
 
     /// The header of a run.
     pub fn new(protocol: &str, cluster: &Cluster) -> Self {
-        Self { kofm_trace: Self::VERSION, protocol: protocol.to_owned(), cluster: cluster.clone() }
+        Self {
+            kofm_trace: Self::VERSION,
+            protocol: protocol.to_owned(),
+            cluster: cluster.clone(),
+            lasso: None,
+            start: None,
+        }
     }
 }
 
@@ -166,6 +180,20 @@ pub fn read_header(source: &mut impl BufRead) -> Result<Header, String> {
     Ok(header)
 }
 
+/// The same for a run of the controller of `tree`, where the header says that it is one.
+pub fn replay_start(
+    cluster: &Cluster,
+    start: &Start,
+    source: impl BufRead,
+    show: &mut dyn FnMut(String),
+) -> Result<u64, String> {
+    let step = |line: io::Result<String>| {
+        let line = line.map_err(|error| error.to_string())?;
+        serde_json::from_str(&line).map_err(|error| format!("no step of the controller: {error}"))
+    };
+    flushing::replay(cluster, start, source.lines().map(step), show)
+}
+
 /// Runs a trace again, calling `show` with each step; says how many there were.
 ///
 /// Stops with an error at the first line that cannot be read, and at the first step whose effects
@@ -180,6 +208,9 @@ pub fn replay<P: Protocol>(
         cluster.all().map(|me| (P::new(me, cluster), Clock::default())).collect();
     let mut out = Effects::default();
     let mut count = 0;
+    let wrong = |problem| format!("line 1: the run without end is not one: {problem}");
+    let run = header.lasso.as_ref().map(|run| lasso::check::<P>(cluster, run));
+    let run = run.transpose().map_err(wrong)?;
     for (number, line) in (2..).zip(source.lines()) {
         let line = line.map_err(|error| format!("line {number}: {error}"))?;
         let recorded: Step<P::Message, P::Timer> = serde_json::from_str(&line)
@@ -211,8 +242,16 @@ pub fn replay<P: Protocol>(
                 now.text()
             ));
         }
+        if let Some(run) = &run
+            && run.get(number - 2) != Some(&recorded)
+        {
+            return Err(format!("line {number} is not a step of the run without end in line 1"));
+        }
         show(&recorded);
         count += 1;
+    }
+    if run.is_some_and(|run| run.len() as u64 != count) {
+        return Err("the trace ends before the run without end has turned once".to_owned());
     }
     Ok(count)
 }

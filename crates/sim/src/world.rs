@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use kofm_core::{
     Clock, Cluster, Demand, Effect, Effects, EffectsOf, GroupId, Grouping, Input, InputOf,
     PeerFault, Protocol, Service, SiteId, Stamp, Unit, step,
@@ -14,7 +16,8 @@ use crate::idle::Stock;
 use crate::trace::Step;
 
 /// What the clients of each site may do.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Script {
     /// Claims that each site makes, by site.
     pub rounds: Vec<u32>,
@@ -42,10 +45,16 @@ pub struct Script {
     pub endless: bool,
     /// When timers fire.
     pub timers: Timers,
+    /// Whether any message of a link may arrive next, not only the oldest one.
+    pub unordered: bool,
+    /// Whether the work of a group ends for each member by itself: see
+    /// [`Watch`](crate::groups::Watch).
+    pub lenient: bool,
 }
 
 /// When timers fire, where they are not for what got lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Timers {
     /// At any time.
     Any,
@@ -72,6 +81,8 @@ impl Script {
             timeless: false,
             endless: false,
             timers: Timers::Any,
+            unordered: false,
+            lenient: false,
         }
     }
 
@@ -143,7 +154,8 @@ pub struct Client {
 }
 
 /// What a client or a timer of one site may do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Move<T> {
     /// Ask for the demand of this number in the script.
     Claim(usize),
@@ -160,16 +172,19 @@ pub enum Move<T> {
 }
 
 /// What may happen next in a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Action<T> {
     /// Something at this site.
     Local(SiteId, Move<T>),
-    /// The oldest message of this link arrives.
+    /// A message of this link arrives.
     Deliver {
         /// The sender.
         from: SiteId,
         /// The receiver.
         to: SiteId,
+        /// Its place on the link, from the oldest; 0 on links that keep the order.
+        nth: usize,
     },
 }
 
@@ -417,6 +432,15 @@ pub struct World<P: Protocol> {
 }
 
 impl<P: Protocol> World<P> {
+    /// The same world, with what is on links that keep no order in an order of its own: equal
+    /// worlds are equal values.
+    pub fn sorted(mut self, script: &Script) -> Self {
+        if script.unordered {
+            self.links.iter_mut().for_each(|link| link.make_contiguous().sort_unstable());
+        }
+        self
+    }
+
     /// All sites at rest, and woken one after another where they have an alarm.
     pub fn new(cluster: &Cluster, script: &Script) -> Self {
         let local = |me: SiteId| Local {
@@ -444,10 +468,11 @@ impl<P: Protocol> World<P> {
             list.extend(local.moves(script).into_iter().map(|m| Action::Local(site, m)));
         }
         for (i, link) in self.links.iter().enumerate() {
-            if !link.is_empty() {
-                let (from, to) = ends(i, self.locals.len());
-                list.push(Action::Deliver { from, to });
-            }
+            let (from, to) = ends(i, self.locals.len());
+            let any = if script.unordered { link.len() } else { link.len().min(1) };
+            // Of equal messages one is enough.
+            let first = |&nth: &usize| !link.range(..nth).any(|other| *other == link[nth]);
+            list.extend((0..any).filter(first).map(|nth| Action::Deliver { from, to, nth }));
         }
         let waits = |local: &Local<P>| local.claims.iter().any(|client| !client.held);
         let quiet = script.timers == Timers::Quiet && self.links.iter().all(VecDeque::is_empty);
@@ -465,9 +490,9 @@ impl<P: Protocol> World<P> {
     pub fn input(&mut self, action: Action<P::Timer>, script: &Script) -> (SiteId, InputOf<P>) {
         match action {
             Action::Local(site, action) => (site, self.locals[site.index()].input(action, script)),
-            Action::Deliver { from, to } => {
+            Action::Deliver { from, to, nth } => {
                 let link = &mut self.links[from.index() * self.locals.len() + to.index()];
-                let (time, message) = link.pop_front().expect("only full links are delivered");
+                let (time, message) = link.remove(nth).expect("it is on its way");
                 (to, Input::Deliver { from, clock: clock(time), message })
             }
         }
@@ -534,17 +559,19 @@ impl<P: Protocol> Exact<P> {
         for site in cluster.all() {
             if let Some(timer) = exact.sites[site.index()].0.alarm() {
                 let number = steps.len() as u64 + 1;
-                steps.push(exact.follow(number, site, Input::Fire { timer }));
+                steps.push(exact.follow(number, site, 0, Input::Fire { timer }));
             }
         }
         (exact, steps)
     }
 
-    /// Takes the step that a world took, and gives it back with its true clocks and effects.
+    /// Takes the step that a world took, and gives it back with its true clocks and effects. A
+    /// message that arrives is the `nth` of its link.
     pub fn follow(
         &mut self,
         number: u64,
         site: SiteId,
+        nth: usize,
         mut input: InputOf<P>,
     ) -> Step<P::Message, P::Timer> {
         let sites = self.sites.len();
@@ -552,7 +579,7 @@ impl<P: Protocol> Exact<P> {
         match &mut input {
             Input::Deliver { from, clock, message } => {
                 let link = &mut self.links[from.index() * sites + site.index()];
-                (*clock, *message) = link.pop_front().expect("the world delivered it");
+                (*clock, *message) = link.remove(nth).expect("the world delivered it");
             }
             Input::Claim { claim, .. } => {
                 let stamp = protocol.next_stamp(*clock);

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 
 use crate::grouping::{GroupId, Grouping};
+use crate::protocol::Census;
 use crate::types::SiteId;
 
 /// The arcs of one process, as it knows them. Own groups are named by their place in its list.
@@ -78,6 +79,12 @@ impl Arcs {
     /// Its competitors.
     pub fn rivals(&self) -> &[SiteId] {
         &self.place.0.rivals
+    }
+
+    /// For judges: the competitors whose forks are here.
+    pub fn census(&self, here: impl Iterator<Item = bool>) -> Census {
+        let forks = self.rivals().iter().zip(here).filter(|(_, here)| *here);
+        Census { tokens: forks.map(|(rival, _)| rival.0.into()).collect(), ..Census::default() }
     }
 
     /// The place of a competitor in the list of competitors.

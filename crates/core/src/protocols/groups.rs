@@ -65,7 +65,7 @@ use serde::{Deserialize, Serialize};
 use crate::grouping::GroupId;
 use crate::parts::{Arcs, SiteSet};
 use crate::protocol::{
-    Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+    Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -415,6 +415,11 @@ impl<R: Rules> Protocol for Groups<R> {
             }
         }
         Ok(())
+    }
+
+    fn census(&self) -> Census {
+        let forks = self.forks.iter().map(|fork| fork.here);
+        self.arcs.census(forks)
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {

@@ -52,7 +52,7 @@ use serde::{Deserialize, Serialize};
 use crate::grouping::GroupId;
 use crate::parts::{Arcs, SiteSet};
 use crate::protocol::{
-    Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+    Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -346,6 +346,10 @@ impl<R: Reading> Protocol for GroupsAsPrinted<R> {
             self.handle(from, message, out);
         }
         Ok(())
+    }
+
+    fn census(&self) -> Census {
+        self.x.census(self.y.iter().copied())
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {

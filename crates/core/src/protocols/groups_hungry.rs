@@ -41,7 +41,9 @@
 //! # Assumes
 //!
 //! First-in first-out links. Members of one group do not compete. One claim for each process and
-//! group at a time.
+//! group at a time. For liveness: once a member claims for a group, the others do in the end.
+//! Without that, a group that leads keeps its processes, and groups that share them starve: `kofm
+//! check --endless` shows the run, and with `--arrive` that there is none.
 //!
 //! # Why it is safe
 //!
@@ -51,8 +53,8 @@
 //! its readiness: neither pair can be started both.
 //!
 //! It is live because whoever works lets everybody lead: arcs among groups form no cycle. Of the
-//! hungry groups one leads all hungry neighbours. Its members serve it, competitors give way to it,
-//! and nobody takes a word back that was given to it.
+//! groups of which a member is hungry one leads all hungry neighbours, and its members all come.
+//! They serve it, competitors give way to it, and nobody takes a word back that was given to it.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -63,7 +65,7 @@ use serde::{Deserialize, Serialize};
 use crate::grouping::GroupId;
 use crate::parts::{Arcs, SiteSet};
 use crate::protocol::{
-    Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+    Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -521,6 +523,11 @@ impl<R: Rules> Protocol for GroupsHungry<R> {
             }
         }
         Ok(())
+    }
+
+    fn census(&self) -> Census {
+        let forks = self.forks.iter().map(|fork| fork.here);
+        self.arcs.census(forks)
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {

@@ -10,7 +10,9 @@
 //! inform that was deleted arrives late, and a member works while the one that it counts in works
 //! for another group.
 //!
-//! Where the text is silent it is read kindly: a process stays hungry while one of its groups is.
+//! Where the text is silent it is read kindly: a process stays hungry while one of its groups is,
+//! and looks for its resources again before it works. Where the text leaves something open there
+//! is a [`Reading`] for each way: all fail.
 //!
 //! # Source
 //!
@@ -40,19 +42,43 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
 use crate::grouping::{GroupId, Grouping};
 use crate::parts::{Arcs, SiteSet};
 use crate::protocol::{
-    Blocker, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
+    Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
 };
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
+/// A way to read what §5 leaves open.
+pub trait Reading: Clone + core::fmt::Debug + Eq + core::hash::Hash + Send + 'static {
+    /// The name users type.
+    const NAME: &'static str;
+    /// One line for people.
+    const SUMMARY: &'static str;
+    /// A process that has informed a group gives nothing away.
+    const HOLDS: bool = false;
+    /// A process informs a group only if it leads the competitors' groups too, as in the appendix.
+    const LEADS: bool = false;
+    /// A hungry process keeps what a group leads for that wants nothing, as in the appendix.
+    const KEEPS: bool = false;
+}
+
+/// As described, read kindly.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kindest;
+
+impl Reading for Kindest {
+    const NAME: &'static str = "groups-hungry-as-printed";
+    const SUMMARY: &'static str = "the published variation: a group works without a resource";
+}
+
 /// The variables of the paper, with its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct GroupsHungryAsPrinted {
+pub struct GroupsHungryAsPrinted<R = Kindest> {
     x: Arcs,
     y: Box<[bool]>,
     z: Box<[bool]>,
@@ -63,6 +89,7 @@ pub struct GroupsHungryAsPrinted {
     inform: Option<(usize, bool)>,
     /// The group that it works for.
     access: Option<usize>,
+    reading: PhantomData<R>,
 }
 
 /// What processes say to each other.
@@ -82,7 +109,7 @@ pub enum Message {
     Turn(GroupId),
 }
 
-impl GroupsHungryAsPrinted {
+impl<R: Reading> GroupsHungryAsPrinted<R> {
     /// The hungry group with the most privileges.
     fn top(&self) -> Option<usize> {
         let hungry = || (0..self.hungry.len()).filter(|&k| self.hungry[k].is_some());
@@ -99,7 +126,8 @@ impl GroupsHungryAsPrinted {
     /// informed.
     fn go_on(&mut self, out: &mut EffectsOf<Self>) {
         let Some(top) = self.top().filter(|_| self.access.is_none()) else { return };
-        if self.y.iter().any(|&y| !y) {
+        let ready = self.y.iter().all(|&y| y) && (!R::LEADS || self.x.leads_rivals(top));
+        if !ready {
             return;
         }
         match self.inform {
@@ -136,11 +164,11 @@ impl GroupsHungryAsPrinted {
     }
 }
 
-impl Protocol for GroupsHungryAsPrinted {
-    const NAME: &'static str = "groups-hungry-as-printed";
+impl<R: Reading> Protocol for GroupsHungryAsPrinted<R> {
+    const NAME: &'static str = R::NAME;
     const PROFILE: Profile = Profile {
         source: "Cheng et al. 1999, §5",
-        summary: "the published variation: a process works for two groups",
+        summary: R::SUMMARY,
         serves: Service::Group,
         as_printed: true,
         full_service: false,
@@ -166,6 +194,7 @@ impl Protocol for GroupsHungryAsPrinted {
             informed: vec![SiteSet::new(); groups].into(),
             inform: None,
             access: None,
+            reading: PhantomData,
         }
     }
 
@@ -238,8 +267,11 @@ impl Protocol for GroupsHungryAsPrinted {
         match message {
             Message::Request => {
                 let j = rival?;
-                let ahead = |k: usize| self.hungry[k].is_some() && self.x.leads_rival(k, j);
-                if self.access.is_some() || (0..self.hungry.len()).any(ahead) {
+                let wants = self.top().is_some();
+                let hungry = |k: usize| if R::KEEPS { wants } else { self.hungry[k].is_some() };
+                let ahead = |k: usize| hungry(k) && self.x.leads_rival(k, j);
+                let held = R::HOLDS && self.inform.is_some();
+                if self.access.is_some() || held || (0..self.hungry.len()).any(ahead) {
                     self.z[j] = true;
                 } else {
                     self.y[j] = false;
@@ -281,6 +313,10 @@ impl Protocol for GroupsHungryAsPrinted {
             }
         }
         Ok(())
+    }
+
+    fn census(&self) -> Census {
+        self.x.census(self.y.iter().copied())
     }
 
     fn explain(&self, claim: Stamp) -> Vec<Blocker> {

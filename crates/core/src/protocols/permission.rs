@@ -35,7 +35,8 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links between sites that do not crash.
+//! Reliable first-in first-out links between sites that do not crash. With one unit the order is
+//! not needed; with two, a claim waits forever without it.
 //!
 //! # Why it is safe
 //!

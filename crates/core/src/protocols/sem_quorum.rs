@@ -33,8 +33,8 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links. Sites do not crash, but arbiters may fall silent where the
-//! request sets were made for it.
+//! Reliable links, first-in first-out where claims are withdrawn. Sites do not crash, but arbiters
+//! may fall silent where the request sets were made for it.
 //!
 //! # Why it is safe
 //!

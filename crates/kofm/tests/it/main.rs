@@ -28,6 +28,7 @@ mod links;
 mod output;
 mod owned;
 mod packages;
+mod papers;
 mod principals;
 mod python;
 mod quarantine;

@@ -1,40 +1,18 @@
 //! What must be true of every world, and of those where nothing moves any more.
 
-use kofm_core::{Protocol, Service, SiteId, Stamp, Units};
+use kofm_core::{GroupId, Grouping, Protocol, Service, SiteId, Stamp, Units};
 
-use super::tables::Code;
 use super::{EMPTY, Search};
 use crate::idle::overlooked;
-use crate::world::Violation;
+use crate::world::{Move, Violation};
 
 impl<P: Protocol> Search<'_, P> {
-    /// In a perpetual protocol something always moves, so standing still is no sign. Looks for the
-    /// first world from which no way leads to one where nobody waits; says how it was reached.
-    pub(super) fn hopeless(&mut self) -> Option<(u32, Code)> {
-        if !P::PERPETUAL {
-            return None;
-        }
-        let sites = self.cluster.sites as usize;
-        let waits = |&local: &u32| self.facts[local as usize].waiting;
-        let mut good: Vec<bool> =
-            (0..self.rows.count()).map(|i| !self.rows.row(i)[..sites].iter().any(waits)).collect();
-        let mut edges = std::mem::take(&mut self.ways);
-        edges.sort_unstable_by_key(|&(from, to)| (to, from));
-        let mut queue: Vec<u32> = (0..self.rows.count()).filter(|&i| good[i as usize]).collect();
-        while let Some(at) = queue.pop() {
-            let first = edges.partition_point(|edge| edge.1 < at);
-            for &(from, _) in edges[first..].iter().take_while(|edge| edge.1 == at) {
-                if !std::mem::replace(&mut good[from as usize], true) {
-                    queue.push(from);
-                }
-            }
-        }
-        good.iter().position(|&good| !good).map(|row| self.rows.origin[row])
-    }
-
     /// A kind of token of which there are not as many as there should be: the kind, how many there
     /// are, how many there should be.
     pub(super) fn wrong_tokens(&self, row: &[u32]) -> Option<(usize, u32, u32)> {
+        if self.expected.is_empty() {
+            return None;
+        }
         let (locals, queues) = row.split_at(self.cluster.sites as usize);
         let queues = &queues[..self.links.len()];
         let here = locals.iter().flat_map(|&local| &self.facts[local as usize].census.tokens);
@@ -96,7 +74,15 @@ impl<P: Protocol> Search<'_, P> {
         }
         if let Some(watch) = &self.watch {
             let works = |site: SiteId| self.facts[locals[site.index()] as usize].works.as_slice();
-            watch.judge(&self.begun.items[row[row.len() - 1] as usize], works)?;
+            let begun = &self.begun.items[row[row.len() - 1] as usize];
+            watch.judge(begun, works)?;
+            let has = |site: SiteId, rival: SiteId| {
+                let census = &self.facts[locals[site.index()] as usize].census;
+                census.tokens.contains(&rival.0.into())
+            };
+            for process in (0..self.cluster.sites).map(SiteId) {
+                watch.judge_needs(process, begun, &works, &has)?;
+            }
         }
         if quiet && let Some(claim) = overlooked(facts().filter_map(|facts| facts.stock.as_ref())) {
             let detail = format!("{claim} waits beside free units, and nothing is in flight");
@@ -105,9 +91,23 @@ impl<P: Protocol> Search<'_, P> {
         if !quiet || facts().any(|facts| facts.stirring) {
             return Ok(());
         }
-        // Whoever works in a group waits for others that may yet come.
-        if self.watch.is_some() && facts().any(|facts| facts.claims) {
-            return Ok(());
+        if let Some(watch) = &self.watch {
+            // A group waits for members that may yet come; but not if all of them wait for it.
+            match self.owed_claims(locals) {
+                Owed::Some => return Ok(()),
+                Owed::NoneThoughSomeMayClaim => {
+                    let complete = |group: &GroupId| self.all_wait_in(locals, watch, *group);
+                    if let Some(group) = watch.grouping().all().find(complete) {
+                        let detail = format!(
+                            "all members of {group} wait for it, nothing is in flight and no group \
+                             works"
+                        );
+                        return Err(Violation::new("progress", detail));
+                    }
+                    return Ok(());
+                }
+                Owed::None => {}
+            }
         }
         if P::PROFILE.serves != Service::Semaphore && facts().any(|facts| facts.waiting) {
             let detail = "a claim waits, nothing is in flight and nobody holds anything";
@@ -120,6 +120,33 @@ impl<P: Protocol> Search<'_, P> {
             ));
         }
         Ok(())
+    }
+
+    /// Whether clients of groups still owe a claim: all that can make one, where claims name no
+    /// group; where they do, those for whose group another member waits.
+    fn owed_claims(&self, locals: &[u32]) -> Owed {
+        let facts = |local: &u32| &self.facts[*local as usize];
+        if !locals.iter().any(|local| facts(local).claims) {
+            return Owed::None;
+        }
+        let awaited = |group| {
+            let waits = |other: &u32| facts(other).waits.contains(&Some(group));
+            locals.iter().any(waits)
+        };
+        let owes = |local: &u32| {
+            let own = &self.locals.items[*local as usize].own;
+            facts(local).moves.iter().any(|action| match action {
+                Move::Claim(i) => own
+                    .get(*i)
+                    .is_none_or(|(demand, _)| Grouping::named(demand).is_none_or(awaited)),
+                Move::Release(_)
+                | Move::ReleaseOne(_)
+                | Move::Withdraw(_)
+                | Move::Add(_)
+                | Move::Fire(_) => false,
+            })
+        };
+        if locals.iter().any(owes) { Owed::Some } else { Owed::NoneThoughSomeMayClaim }
     }
 
     /// The invariant of semaphores, S = s0 + #V - #P >= 0; one turn at a time, with the right
@@ -160,4 +187,14 @@ impl<P: Protocol> Search<'_, P> {
         }
         Ok(())
     }
+}
+
+/// Claims that clients of groups still have to make.
+enum Owed {
+    /// Some.
+    Some,
+    /// None, but a client may claim.
+    NoneThoughSomeMayClaim,
+    /// None, and no client can claim.
+    None,
 }

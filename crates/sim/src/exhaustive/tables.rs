@@ -79,14 +79,32 @@ impl Rows {
 pub(super) struct Code(pub(super) u32);
 
 impl Code {
-    pub(super) const LINK: u32 = 1 << 31;
+    const LINK: u32 = 1 << 31;
+    /// Bits for the number of a link: sixty-four sites have fewer.
+    const LINKS: u32 = 12;
 
-    pub(super) fn link(i: usize) -> Self {
-        Self(Self::LINK | u32::try_from(i).expect("few links"))
+    /// The message at this place of a link arrives.
+    pub(super) fn link(i: usize, place: usize) -> Self {
+        let (i, place) = (u32::try_from(i), u32::try_from(place));
+        let (i, place) = (i.expect("few links"), place.expect("few messages"));
+        assert!(i < 1 << Self::LINKS && place < 1 << (31 - Self::LINKS), "a small system");
+        Self(Self::LINK | place << Self::LINKS | i)
     }
 
     pub(super) fn local(site: usize, number: usize) -> Self {
         let site = u32::try_from(site).expect("few sites");
         Self(site << 16 | u32::try_from(number).expect("few moves"))
+    }
+
+    /// The link and the place on it, if a message arrives.
+    pub(super) const fn delivery(self) -> Option<(usize, usize)> {
+        let rest = self.0 & !Self::LINK;
+        let link = (rest & ((1 << Self::LINKS) - 1)) as usize;
+        if self.0 == rest { None } else { Some((link, (rest >> Self::LINKS) as usize)) }
+    }
+
+    /// The site and the number of its move, if no message arrives.
+    pub(super) const fn own(self) -> (usize, usize) {
+        ((self.0 >> 16) as usize, (self.0 & 0xFFFF) as usize)
     }
 }

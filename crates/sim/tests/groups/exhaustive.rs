@@ -4,7 +4,7 @@ use kofm_core::protocols::groups::Groups;
 use kofm_core::protocols::groups_hungry::GroupsHungry;
 use kofm_core::{Cluster, Protocol, SiteId};
 use kofm_sim::exhaustive::explore;
-use kofm_sim::fairness::fairness;
+use kofm_sim::fairness::{Clients, fairness};
 use kofm_sim::groups::names_groups;
 use kofm_sim::world::Script;
 
@@ -29,11 +29,16 @@ fn all<P: Protocol>(cluster: &Cluster, rounds: Option<u32>) -> u64 {
     found.states
 }
 
+/// The duties of clients: where claims name no group, all come; where they do, the awaited ones.
+fn owed<P: Protocol>(cluster: &Cluster) -> Clients {
+    if names_groups::<P>(cluster) { Clients::Arrive } else { Clients::Come }
+}
+
 /// Explores all without end; every group can always work again and none is starved.
 fn lively<P: Protocol>(cluster: &Cluster) -> u64 {
     let states = all::<P>(cluster, None);
     let script = script::<P>(cluster, None);
-    let again = fairness::<P>(cluster, &script, !names_groups::<P>(cluster), u32::MAX).unwrap();
+    let again = fairness::<P>(cluster, &script, owed::<P>(cluster), u32::MAX).unwrap();
     assert_eq!((again.dead, again.starved), (vec![], vec![]));
     assert_eq!(u64::from(again.states), states);
     states
