@@ -484,7 +484,10 @@ impl<R: Rules> Tree<R> {
     /// from which the controller comes back. None where there are no such colour and channel.
     pub fn left_with(self, colours: u64, colour: u64, next: usize) -> Option<Self> {
         let fits = colours > 1 && colour < colours && next < self.channels.len();
-        fits.then_some(Self { colours, colour, next, ..self })
+        let mut left = fits.then_some(Self { colours, colour, next, ..self })?;
+        // The root of a cluster that begins has everything that goes round.
+        left.root.gate.clear();
+        Some(left)
     }
 
     /// Its colour, and the channel from which the controller comes back.
