@@ -49,6 +49,15 @@
 //! renewed again only after a renewal in the store that began after the end of that lease. Such a
 //! renewal says that up to then the lease cannot have been adopted.
 //!
+//! # Leases that only a person ends
+//!
+//! In some pools the units of a lease stay with it although its holder has fallen silent, until its
+//! holder or a person releases it. That must be so too when the site that granted the lease is lost
+//! with its disk. So its client hears of the grant only when enough members have copies:
+//! `machine/copies.rs` has the rules, and says why they suffice. The units of a departed site are
+//! withheld as ever; when the quarantine ends, a lease of which there is a copy goes on at a member
+//! instead of being forgotten.
+//!
 //! # Why it is safe
 //!
 //! Reports are for one epoch, and the store lets one record follow it. A member is frozen from its
@@ -74,13 +83,14 @@ mod adopt;
 mod conclude;
 mod machine;
 mod member;
+mod orphans;
 mod rules;
 mod survey;
 
-pub use machine::{Effect, Epochs, Input, Message, Phase};
+pub use machine::{Effect, Epochs, Input, MAX_COPIES, Message, Phase};
 pub use member::{Frame, Member, MemberEffect, MemberEffects, MemberInput};
 pub use rules::{Rules, Slip, Sound};
 pub use survey::{
-    Adopted, Book, Counts, LeaseKey, Paper, PaperPart, Plan, Quarantine, Record, Report, Standing,
-    Survey, Tally, Withheld,
+    Adopted, Book, Copy, Counts, Kept, LeaseKey, MOST_KEEPERS, Paper, PaperPart, Plan, Quarantine,
+    Record, Report, Standing, Survey, Tally, Withheld,
 };

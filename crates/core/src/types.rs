@@ -316,6 +316,10 @@ pub struct Cluster {
     /// protocols whose units have names look here.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub out: BTreeSet<Unit>,
+    /// Pools whose leases end only by their holder or a person: see
+    /// [`Plan::keeps`](crate::epoch::Plan::keeps). Protocols do not look here.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub keeps: BTreeSet<PoolId>,
 }
 
 impl Cluster {
@@ -331,6 +335,7 @@ impl Cluster {
             root: None,
             groups: None,
             out: BTreeSet::new(),
+            keeps: BTreeSet::new(),
         }
     }
 

@@ -43,7 +43,8 @@ fn who_begins_anew_keeps_off_what_the_dead_have() {
 fn what_is_brought_back_counts_once() {
     // Two units: one of a site that departed, one of a site that departs as the first comes back.
     let withheld = Withheld { counted: [(POOL, Units(1))].into(), named: BTreeSet::new() };
-    let departed = Quarantine { sites: members([(0, 1)]), books: vec![withheld] };
+    let (sites, books) = (members([(0, 1)]), vec![withheld]);
+    let departed = Quarantine { sites, books, ..Quarantine::default() };
     let first = Record::first(members([(1, 1), (2, 1)]), Cluster::new(3, 2));
     let record = Record {
         epoch: 7,

@@ -6,6 +6,7 @@
 //! a life that is not in the store's record end at any moment, and only after that may somebody
 //! hear that they are over.
 
+mod keeps;
 mod papers;
 mod search;
 
@@ -13,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kofm_core::epoch::{
-    self, Adopted, Frame, LeaseKey, Member, MemberEffect, MemberInput, Message, Phase, Record,
-    Rules, Slip, Standing,
+    self, Adopted, Frame, LeaseKey, Member, MemberEffect, MemberEffects, MemberInput, Message,
+    Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
 use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units};
@@ -75,6 +76,8 @@ pub struct Seat<P: Protocol, R: Rules> {
     pub clients: BTreeMap<Stamp, Client>,
     /// Held claims whose client has not been told, has been told of another site, or is gone.
     pub orphans: BTreeMap<Stamp, LeaseKey>,
+    /// Grants of which the clients have not heard: copies are made first.
+    pub pending: BTreeMap<Stamp, LeaseKey>,
     /// What is written down for the next life: what clients held when the last one died, whether
     /// or not their leases have ended since.
     pub journal: BTreeMap<Stamp, Standing>,
@@ -96,6 +99,8 @@ struct Common<R> {
     ghosts: Vec<Ghost>,
     /// What leases are presented with, of all grants so far; none where they never are.
     deck: Option<papers::Deck>,
+    /// The promises that clients have, where only a person ends leases.
+    promises: Option<keeps::Promises>,
     budget: Budget,
     rules: R,
     /// The largest size that each pool ever has.
@@ -172,8 +177,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
             last: 0,
             clients: BTreeMap::new(),
             orphans: BTreeMap::new(),
+            pending: BTreeMap::new(),
             journal: BTreeMap::new(),
         };
+        let keeps = !cluster.keeps.is_empty();
         let sites = usize::from(cluster.sites);
         let mut most = cluster.pools.clone();
         most[0] = most[0].max(Units(budget.resize.unwrap_or(0)));
@@ -184,7 +191,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 store,
                 proposals: Vec::new(),
                 ghosts: Vec::new(),
-                deck: (budget.papers > 0).then(papers::Deck::default),
+                deck: (budget.papers > 0 || keeps).then(papers::Deck::default),
+                promises: keeps.then(keeps::Promises::default),
                 budget,
                 rules,
                 most,
@@ -266,7 +274,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
             for (&claim, client) in &seat.clients {
                 if client.held.is_some() {
                     list.push(Action::Release(site, claim));
-                } else if script.withdraw {
+                } else if script.withdraw && !seat.pending.contains_key(&claim) {
                     list.push(Action::Withdraw(site, claim));
                 }
             }
@@ -380,6 +388,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 self.step(site, MemberInput::Local(Input::Claim { claim, demand }))
             }
             Action::Release(site, claim) => {
+                let client = self.seats[site.index()].clients.get(&claim);
+                self.release_promise(client.and_then(|client| client.lease));
                 if self.keeps_released(site, claim) {
                     return Ok(());
                 }
@@ -477,7 +487,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 Ok(())
             }
             Action::Expire(site, claim) => {
-                Arc::make_mut(&mut self.seats[site.index()]).orphans.remove(&claim);
+                let seat = Arc::make_mut(&mut self.seats[site.index()]);
+                let lease = seat.orphans.remove(&claim);
+                self.release_promise(lease);
                 self.step(site, MemberInput::Local(Input::Release { claim, part: None }))
             }
         }
@@ -490,6 +502,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let lapsed = std::mem::take(&mut seat.lapsed);
         seat.member = None;
         seat.timers.clear();
+        seat.pending.clear();
         let common = Arc::make_mut(&mut self.common);
         common.budget.crashes -= 1;
         if !ghost.held.is_empty() && !lapsed {
@@ -516,8 +529,13 @@ impl<P: Protocol, R: Rules> World<P, R> {
         seat.lapsed = false;
         seat.clients.clear();
         seat.orphans.clear();
-        let claims = std::mem::take(&mut seat.journal);
-        let mut member = Member::remembering(rules, site, seat.incarnation, store, claims);
+        seat.pending.clear();
+        let (life, claims) = (seat.incarnation, std::mem::take(&mut seat.journal));
+        let mut member = if self.common.budget.memory {
+            Member::remembering(rules, site, life, store, claims)
+        } else {
+            Member::new(rules, site, life, store)
+        };
         let lease = MemberInput::Change(epoch::Input::Lease(true));
         member.step(lease, &mut Vec::new()).expect("a lease is no message");
         seat.member = Some(member);
@@ -538,17 +556,29 @@ impl<P: Protocol, R: Rules> World<P, R> {
         site: SiteId,
         input: MemberInput<P::Message, P::Timer>,
     ) -> Result<(), Violation> {
+        self.run(site, |member, out| {
+            let result = member.step(input, out);
+            result.map_err(|fault| Violation::new("understanding", format!("{site}: {fault}")))
+        })
+    }
+
+    /// Lets a site do something, and carries out what follows.
+    fn run(
+        &mut self,
+        site: SiteId,
+        act: impl FnOnce(&mut Member<P, R>, &mut MemberEffects<P>) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
         let deck = self.common.deck.clone();
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let member = seat.member.as_mut().expect("only the living take steps");
         let presented = member.epochs().papers().to_vec();
         let mut out = Vec::new();
-        let result = member.step(input, &mut out);
+        act(member, &mut out)?;
         member.forget_fence();
-        result.map_err(|fault| Violation::new("understanding", format!("{site}: {fault}")))?;
         let mut sends = Vec::new();
         let (mut departed, mut inherited) = (false, false);
-        let mut granted = Vec::new();
+        let (mut granted, mut held_back, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let mut resumed = false;
         for effect in out {
             match effect {
                 MemberEffect::Send { to, mut frame, .. } => {
@@ -556,6 +586,11 @@ impl<P: Protocol, R: Rules> World<P, R> {
                         clock.fence = 0;
                     }
                     sends.push((to, frame));
+                }
+                MemberEffect::Local(Effect::Grant { claim, .. })
+                    if self.common.promises.is_some() && !seat.lapsed =>
+                {
+                    held_back.push(claim);
                 }
                 MemberEffect::Local(effect) => {
                     local(seat, &effect, &self.common.store.plan)?;
@@ -574,8 +609,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     seat.timers.clear();
                     inherited = true;
                 }
-                MemberEffect::Resumed => {}
+                MemberEffect::Resumed => resumed = true,
                 MemberEffect::Departed => departed = true,
+                MemberEffect::Kept(leases) => kept.extend(leases),
             }
         }
         if departed {
@@ -583,6 +619,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 .then(|| end_life(site, seat, self.common.budget.memory));
             seat.clients.clear();
             seat.orphans.clear();
+            seat.pending.clear();
             seat.timers.clear();
             seat.lapsed = true;
             if let Some(ghost) = ghost.filter(|ghost| !ghost.held.is_empty()) {
@@ -605,6 +642,15 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 Arc::make_mut(&mut self.links[link]).push_back(frame);
             }
         }
+        if resumed {
+            self.keep_again(site)?;
+        }
+        for claim in held_back {
+            self.hold_back(site, claim)?;
+        }
+        for lease in kept {
+            self.tell_kept(site, lease)?;
+        }
         Ok(())
     }
 
@@ -613,7 +659,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let Some(member) = &seat.member else { return };
         let (mut taken, mut orphans) = (Vec::new(), BTreeMap::new());
-        for (&claim, Standing { demand, held, adopted }) in member.claims() {
+        for (&claim, Standing { demand, held, adopted, .. }) in member.claims() {
             if held.is_none() || seat.clients.contains_key(&claim) {
                 continue;
             }
@@ -677,8 +723,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
             let Some(member) = &seat.member else { continue };
             for (claim, client) in &seat.clients {
                 let known = member.claims().get(claim);
+                let untold = seat.pending.contains_key(claim);
                 let same = known.is_some_and(|known| {
-                    known.demand == client.demand && known.held == client.held
+                    let told = known.held == client.held || untold && client.held.is_none();
+                    known.demand == client.demand && told
                 });
                 if !same {
                     let detail = format!("{claim} is {client:?} for its client, not {known:?}");
@@ -739,7 +787,9 @@ fn end_life<P: Protocol, R: Rules>(site: SiteId, seat: &mut Seat<P, R>, memory: 
         let standing = |(claim, client): &(Stamp, Client)| {
             let known = member.and_then(|member| member.claims().get(claim)?.adopted);
             let adopted = known.or_else(|| client.lease.map(|lease| Adopted { lease, since: 0 }));
-            (*claim, Standing { demand: client.demand.clone(), held: client.held.clone(), adopted })
+            let kept = member.and_then(|member| member.claims().get(claim)?.kept.clone());
+            let (demand, held) = (client.demand.clone(), client.held.clone());
+            (*claim, Standing { demand, held, adopted, kept })
         };
         seat.journal = held.iter().map(standing).collect();
     }
@@ -804,5 +854,7 @@ pub(crate) fn name(message: &Message<Cluster>) -> &'static str {
         Message::Ready { .. } => "ready",
         Message::Wish { .. } => "wish",
         Message::Join(_) => "join",
+        Message::Copies { .. } => "copies",
+        Message::Kept { .. } => "kept",
     }
 }

@@ -546,7 +546,9 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                 self.inherit(site);
                 self.wait_for_departed(site);
             }
-            MemberEffect::Local(Effect::Send { .. }) | MemberEffect::Resumed => {}
+            MemberEffect::Local(Effect::Send { .. })
+            | MemberEffect::Resumed
+            | MemberEffect::Kept(_) => {}
             MemberEffect::Departed => self.place(site).departed = true,
         }
     }

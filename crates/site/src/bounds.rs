@@ -4,7 +4,7 @@
 //! the numbers that are left, so each may lead the largest known one by a limited amount only. All
 //! arithmetic on them stays far below the end of their type.
 
-use kofm_core::epoch::{self, Message, Report};
+use kofm_core::epoch::{self, Copy, MAX_COPIES, Message, Report};
 use kofm_core::{Clock, SiteId};
 
 use crate::plan::{self, Plan};
@@ -29,12 +29,16 @@ const JOIN_LEAD: u64 = 1 << 53;
 /// Leases of departed sites that one site presents at a change of epoch.
 pub const MAX_PAPERS: usize = 10_000;
 
+/// Bytes of the facts with which another site goes on with a lease.
+const MAX_FACTS: usize = 4000;
+
 /// Why a number or a record is refused.
 pub type Refusal = &'static str;
 
 const EPOCH: Refusal = "an epoch far ahead of the known one";
 const INCARNATION: Refusal = "an incarnation far ahead of the known one";
 const CLOCK: Refusal = "a clock far ahead of the known one";
+const COPIES: Refusal = "more copies of leases than a site keeps, or larger ones";
 const BODY: Refusal = "a record that cannot be decoded";
 
 fn ensure(good: bool, why: Refusal) -> Result<(), Refusal> {
@@ -118,6 +122,12 @@ pub fn message(
             joins.iter().try_for_each(|(&site, told)| report(site, told, known))
         }
         Message::Join(told) => report(from, told, known),
+        Message::Copies { epoch: it, copies: told, over } => {
+            ensure(over.len() <= 2 * MAX_COPIES, COPIES)?;
+            epoch(*it, known.epoch)?;
+            copies(told)
+        }
+        Message::Kept { epoch: it, leases: _ } => epoch(*it, known.epoch),
     }
 }
 
@@ -128,8 +138,15 @@ fn report(site: SiteId, report: &Report, known: &epoch::Record<Plan>) -> Result<
     for survey in &known.surveys {
         clock.merge(survey.clock);
     }
+    let per_site = report.copies.values();
+    per_site.map(Vec::as_slice).try_for_each(copies)?;
     ensure(report.papers.len() <= MAX_PAPERS, "more presented leases than a site keeps")?;
     within(report.clock, clock, JOIN_LEAD)
+}
+
+fn copies(copies: &[Copy]) -> Result<(), Refusal> {
+    let small = copies.iter().all(|copy| copy.facts.len() <= MAX_FACTS);
+    ensure(small && copies.len() <= MAX_COPIES, COPIES)
 }
 
 #[cfg(test)]
@@ -177,10 +194,8 @@ mod tests {
         let known = epoch::Record::first([(SiteId(0), 1)].into(), Plan::default());
         let from = SiteId(1);
         let told = |incarnation, time| Report {
-            incarnation,
             clock: Clock { time, fence: 0 },
-            books: Vec::new(),
-            papers: Vec::new(),
+            ..Report::empty(incarnation)
         };
         assert!(message(&Message::Join(told(9, 9 << 32)), from, &known).is_ok());
         let mut far = known.clone();

@@ -10,6 +10,7 @@ mod events;
 mod gangs;
 mod inputs;
 mod install;
+mod keep;
 mod leases;
 mod legacy;
 mod membership;
@@ -25,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::epoch::{Adopted, Tally};
+use kofm_core::epoch::{Adopted, LeaseKey, Tally};
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use rustc_hash::FxHashMap;
 use tokio::sync::{broadcast, oneshot};
@@ -118,6 +119,11 @@ pub struct Core {
     presented: BTreeMap<String, adopt::Presented>,
     /// Leases that were not renewed, and when they ended, oldest first.
     lapsed: VecDeque<(Moment, u64)>,
+    /// Requests whose leases wait for copies.
+    keeping: BTreeMap<LeaseKey, u64>,
+    /// Those that keepers should be told of, and leases that are over.
+    uncopied: Vec<u64>,
+    uncopied_over: Vec<LeaseKey>,
     /// The site has said goodbye: no protocol takes a step any more.
     stopped: bool,
     engines: Vec<Running>,
@@ -342,6 +348,8 @@ pub struct Request {
     watchers: Vec<Watcher>,
     /// Why its lease is not renewed any more.
     doom: Option<String>,
+    /// It has its units, and its lease waits for copies.
+    keeping: Option<keep::Keeping>,
 }
 
 struct Part {
@@ -522,6 +530,9 @@ impl Core {
             legacy,
             presented: BTreeMap::new(),
             lapsed: VecDeque::new(),
+            keeping: BTreeMap::new(),
+            uncopied: Vec::new(),
+            uncopied_over: Vec::new(),
             stopped: false,
             engines: Vec::new(),
             pools: Vec::new(),
@@ -614,6 +625,7 @@ impl Core {
             Input::News(news) => self.on_news(news),
             Input::Nothing => {}
         }
+        self.tell_keepers();
     }
 
     /// When the next timer is due.

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::epoch::{Adopted, Book, LeaseKey, Standing};
+use kofm_core::epoch::{Adopted, Book, Kept, LeaseKey, Standing};
 use kofm_core::{Clock, Demand, Kind, ProtocolId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +113,7 @@ pub struct Legacy {
 
 impl Legacy {
     /// The books that the next life joins with.
-    pub fn books(&self, kinds: &[Kind]) -> Vec<Book> {
+    pub fn books(&self, kinds: &[Kind], kept: &dyn Fn(&Saved) -> Option<Kept>) -> Vec<Book> {
         let book = |kind: &Kind| Book {
             claims: BTreeMap::new(),
             idle: Some(self.idle.get(&kind.id()).cloned().unwrap_or_default()),
@@ -131,7 +131,8 @@ impl Legacy {
                 let place = kinds.iter().position(|kind| kind.id() == part.protocol);
                 if let Some(book) = place.and_then(|place| books.get_mut(place)) {
                     let standing = Standing::holding(part.demand.clone(), part.units.clone());
-                    book.claims.insert(part.claim, Standing { adopted, ..standing });
+                    let kept = kept(saved);
+                    book.claims.insert(part.claim, Standing { adopted, kept, ..standing });
                 }
             }
         }

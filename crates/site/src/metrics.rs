@@ -32,6 +32,8 @@ pub struct Metrics {
     pub conservation_errors: u64,
     pub epoch_changes: u64,
     pub stale_messages: u64,
+    /// About copies of leases.
+    pub copy_messages: u64,
 }
 
 /// How long leases of one pool were waited for and held.
@@ -135,6 +137,8 @@ pub fn text(core: &Core, links: &[LinkInfo]) -> String {
     out.head("kofm_messages_total", "counter", "Messages between sites.");
     out.put("kofm_messages_total", &[("direction", "out")], metrics.messages_sent);
     out.put("kofm_messages_total", &[("direction", "in")], metrics.messages_received);
+    let help = "Messages sent about copies of leases in pools that hold or quarantine.";
+    out.one("kofm_copy_messages_total", "counter", help, metrics.copy_messages);
     let help = "Units that were found with two holders; always 0.";
     out.one("kofm_units_conservation_error", "gauge", help, metrics.conservation_errors);
     let times = || pools().filter_map(|pool| Some((&*pool.name, pool.times.as_deref()?)));

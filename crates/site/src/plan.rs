@@ -13,7 +13,7 @@ use crate::api::{self, Code, KeyId, Members, OnExpiry};
 use crate::config::{
     Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named, unit_name,
 };
-use crate::engine::runs_in_a_site;
+use crate::engine::{heals, runs_in_a_site};
 use crate::paper::PaperKey;
 use crate::rules::Principals;
 
@@ -122,6 +122,11 @@ impl PlannedPool {
             closed: false,
             out: BTreeMap::new(),
         }
+    }
+
+    /// Whether only its holder or a person frees a unit.
+    pub const fn keeps(&self) -> bool {
+        self.on_expiry != 0
     }
 
     /// What people have asked for.
@@ -489,6 +494,25 @@ impl epoch::Plan for Plan {
             }
         };
         kinds().into_iter().map(cluster).collect()
+    }
+
+    /// The voters; where others decide, a few members.
+    fn keepers(&self, members: &SiteSet) -> SiteSet {
+        if self.voters.is_empty() {
+            members.iter().take(epoch::MOST_KEEPERS).collect()
+        } else {
+            self.voters.keys().copied().collect()
+        }
+    }
+
+    fn keeps(&self) -> BTreeSet<(usize, PoolId)> {
+        let kinds = kinds();
+        let pools = self.pools.values().filter(|pool| pool.keeps());
+        let place = |pool: &PlannedPool| {
+            let book = kinds.iter().position(|kind| kind.name() == pool.protocol)?;
+            (!heals(kinds[book])).then_some((book, pool.id))
+        };
+        pools.filter_map(place).collect()
     }
 
     fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {

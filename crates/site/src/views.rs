@@ -103,7 +103,8 @@ impl Core {
     /// Why a request ended, or what stands in its way beside the blockers.
     pub(super) fn cause_view(&self, request: &Request) -> Option<Cow<'static, str>> {
         let queued = request.state == State::Queued;
-        let obstacle = || self.obstacle().filter(|_| queued).map(Cow::Owned);
+        let lacks = || self.lacks_copies(request);
+        let obstacle = || self.obstacle().filter(|_| queued).or_else(lacks).map(Cow::Owned);
         request.cause.clone().or_else(obstacle)
     }
 

@@ -4,6 +4,7 @@
 //! and clients, and injects faults that a seed draws. Laws are judged from what clients saw.
 
 mod clients;
+mod hold;
 mod network;
 mod store;
 

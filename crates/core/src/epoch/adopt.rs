@@ -4,7 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::rules::{Rules, Slip};
-use super::survey::{Adopted, LeaseKey, Plan, Quarantine, Record, Report, Standing, Survey};
+use super::survey::{Adopted, Kept, LeaseKey, Plan, Quarantine, Record, Report, Standing, Survey};
 use crate::types::{Cluster, Demand, SiteId, Stamp, Unit, Units};
 
 /// How a lease of another life came before the members. Where the same lease came twice, the first
@@ -48,6 +48,7 @@ pub(super) fn adopt<C: Plan>(
     clusters: &[Cluster],
     surveys: &mut [Survey],
     quarantine: &mut BTreeMap<u64, Quarantine>,
+    facts: &BTreeMap<LeaseKey, Vec<u8>>,
     rules: impl Rules,
 ) {
     let joins = |site: SiteId| {
@@ -120,7 +121,7 @@ pub(super) fn adopt<C: Plan>(
                 let since = if slips { since.or(Some(record.epoch + 1)) } else { since };
                 (first && free || slips)
                     && candidate.units().all(|unit| exists(&unit))
-                    && since.is_some_and(|since| enter(&candidate, since, surveys))
+                    && since.is_some_and(|since| enter(&candidate, since, facts, surveys))
             }
         };
         if goes_on {
@@ -260,8 +261,14 @@ fn owned(
 /// Makes the claims of a lease that was presented. They get stamps of their new site that are as
 /// old as the ones they were granted with: protocols that serve in the order of stamps count on a
 /// held claim being older than those that wait for its units. False where there is none left.
-fn enter(candidate: &Candidate, since: u64, surveys: &mut [Survey]) -> bool {
+fn enter(
+    candidate: &Candidate,
+    since: u64,
+    facts: &BTreeMap<LeaseKey, Vec<u8>>,
+    surveys: &mut [Survey],
+) -> bool {
     let Some(lease) = candidate.lease else { return false };
+    let kept = facts.get(&lease).map(|facts| Kept { lease, facts: facts.clone() });
     let site = candidate.home;
     let mut claims: Vec<(usize, Stamp)> = Vec::new();
     for (book, claim, _) in &candidate.parts {
@@ -273,16 +280,36 @@ fn enter(candidate: &Candidate, since: u64, surveys: &mut [Survey]) -> bool {
         claims.push((*book, Stamp { time, site }));
     }
     for ((book, stamp), (_, _, units)) in claims.into_iter().zip(&candidate.parts) {
-        let mut counts = BTreeMap::new();
-        for unit in units {
-            *counts.entry(unit.pool).or_insert(Units(0)) += Units(1);
-        }
-        let demand: Demand = counts.into_iter().collect();
-        let adopted = Some(Adopted { lease, since });
-        let standing = Standing { adopted, ..Standing::holding(demand, units.clone()) };
-        surveys[book].claims.insert(stamp, standing);
+        place(stamp, Adopted { lease, since }, kept.clone(), units, &mut surveys[book]);
     }
     true
+}
+
+/// Makes a held claim of an adopted lease.
+pub(super) fn place(
+    claim: Stamp,
+    adopted: Adopted,
+    kept: Option<Kept>,
+    units: &[Unit],
+    survey: &mut Survey,
+) {
+    let mut counts = BTreeMap::new();
+    for unit in units {
+        *counts.entry(unit.pool).or_insert(Units(0)) += Units(1);
+    }
+    let demand: Demand = counts.into_iter().collect();
+    let standing = Standing::holding(demand, units.to_vec());
+    let standing = Standing { adopted: Some(adopted), kept, ..standing };
+    survey.claims.insert(claim, standing);
+}
+
+/// A stamp of this site that no claim has, as old as this one or older, if there is one.
+pub(super) fn first_free(from: Stamp, survey: &Survey) -> Option<Stamp> {
+    let older = (1..=from.time).rev();
+    let mut times = older.chain(from.time.saturating_add(1)..);
+    let stamp = |time| Stamp { time, site: from.site };
+    let free = |stamp: &Stamp| !survey.claims.contains_key(stamp);
+    times.find_map(|time| Some(stamp(time)).filter(free))
 }
 
 #[cfg(test)]
@@ -309,7 +336,8 @@ mod tests {
         let book = |claims| Book { claims, idle: Some(Vec::new()), ..Book::default() };
         let kept = Withheld { named, ..Withheld::default() };
         let sites = [(SiteId(0), 1)].into();
-        let quarantine = Quarantine { sites, books: Vec::from([kept]) };
+        let quarantine =
+            Quarantine { sites, books: Vec::from([kept]), ..Quarantine::default() };
         let record = Record {
             epoch: 3,
             members: [(SiteId(1), 1)].into(),

@@ -4,6 +4,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::adopt::adopt;
+use super::orphans;
 use super::rules::{Rules, Slip};
 use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
 use crate::types::{Clock, Cluster, PoolId, SiteId, Stamp, Unit, Units};
@@ -43,11 +44,16 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         .collect();
     let reports: &BTreeMap<SiteId, &Report> =
         &reports.iter().map(|(site, &told)| (*site, nothing.get(site).unwrap_or(told))).collect();
-    match rules.slip() {
-        Some(Slip::NeverEndsQuarantine) => {}
-        Some(Slip::EndsEveryQuarantine) if over > 0 => quarantine.clear(),
-        _ => quarantine.retain(|&since, _| since > over),
+    for kept in quarantine.values_mut() {
+        orphans::believe_returned(record, reports, kept, rules);
     }
+    let ends = |since: u64| match rules.slip() {
+        Some(Slip::NeverEndsQuarantine) => false,
+        Some(Slip::EndsEveryQuarantine) => over > 0,
+        _ => since <= over,
+    };
+    let ended: Vec<(u64, Quarantine)> =
+        quarantine.extract_if(.., |since, _| ends(*since)).collect();
     let mut clock = Clock::default();
     for survey in &record.surveys {
         clock.merge(survey.clock);
@@ -58,7 +64,10 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     if !rules.slips(Slip::ClocksDoNotLeap) {
         clock = Clock { time: clock.time + LEAP, fence: clock.fence + LEAP };
     }
-    let mut fresh = Quarantine { sites: departed, books: Vec::new() };
+    let copies = orphans::copies_of(record, reports, &departed, rules);
+    let unsure = orphans::unsure(record, reports, &departed, rules);
+    let mut fresh = Quarantine { sites: departed, copies, unsure, ..Quarantine::default() };
+    orphans::believe_returned(record, reports, &mut fresh, rules);
     let clusters = record.clusters();
     let books_of = |number: usize| {
         let books =
@@ -68,7 +77,10 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     let gathered = clusters.iter().enumerate();
     let gathered = gathered.map(|(number, cluster)| gather(books_of(number).into_iter(), cluster));
     let mut gathered: Vec<Survey> = gathered.collect();
-    adopt(record, reports, &clusters, &mut gathered, &mut quarantine, rules);
+    let known = ended.iter().map(|it| &it.1).chain(quarantine.values()).chain([&fresh]);
+    let facts = orphans::facts(known);
+    adopt(record, reports, &clusters, &mut gathered, &mut quarantine, &facts, rules);
+    orphans::go_on(record, reports, ended, clock, &mut gathered, rules);
     let mut surveys = Vec::new();
     for ((number, cluster), mut survey) in clusters.iter().enumerate().zip(gathered) {
         let books = books_of(number);

@@ -8,9 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use super::conclude::conclude;
 use super::rules::{Rules, Slip, Sound};
-use super::survey::{Paper, Plan, Record, Report};
+use super::survey::{Copy, LeaseKey, Paper, Plan, Record, Report};
 use crate::parts::SiteSet;
 use crate::types::SiteId;
+
+mod copies;
+
+pub use copies::MAX_COPIES;
+pub(super) use copies::majority;
 
 /// What enters the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +44,15 @@ pub enum Input<C> {
     /// of this site, and forgotten with the next record: where that has decided nothing, and
     /// [may adopt](Record::may_adopt) it, it has to be presented again.
     Present(Paper),
+    /// This site has granted these leases, which only a person may end, and their clients have not
+    /// heard of them; or keepers should know more of them. The others are over. Where the epoch
+    /// does not run, or changes, it has to be said again: see [`Epochs::is_kept`].
+    Keep {
+        /// The leases.
+        copies: Vec<Copy>,
+        /// Leases that are over.
+        over: Vec<LeaseKey>,
+    },
     /// A site that is no member wants to be one, with what it brings. For the site itself: send
     /// [`Message::Join`] to a member.
     Join {
@@ -86,6 +100,22 @@ pub enum Message<C> {
     },
     /// I am no member and want to be one.
     Join(Report),
+    /// Keep copies of these leases of mine; the others are over.
+    Copies {
+        /// The epoch in which it is true.
+        epoch: u64,
+        /// The leases.
+        copies: Vec<Copy>,
+        /// Those that are over.
+        over: Vec<LeaseKey>,
+    },
+    /// I have copies of these leases of yours.
+    Kept {
+        /// The epoch in which I have.
+        epoch: u64,
+        /// The leases.
+        leases: Vec<LeaseKey>,
+    },
 }
 
 /// What leaves the machine, to be carried out in order.
@@ -114,6 +144,9 @@ pub enum Effect<C> {
     /// This life is not in the record: it is over. Its leases are lost; the site may come back with
     /// a larger incarnation.
     Depart(Arc<Record<C>>),
+    /// The loss of a minority of the keepers cannot lose these leases any more: their clients may
+    /// hear of them, if this site may grant.
+    Kept(Vec<LeaseKey>),
 }
 
 /// Where a site is in its epoch.
@@ -154,6 +187,7 @@ pub struct Epochs<C, R = Sound> {
     change: Option<Change<C>>,
     /// Leases that holders have presented here since the last record.
     papers: Vec<Paper>,
+    copies: copies::Copies,
     rules: R,
 }
 
@@ -207,6 +241,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             told: None,
             change: None,
             papers: Vec::new(),
+            copies: copies::Copies::default(),
             rules,
         }
     }
@@ -277,6 +312,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 self.try_resume(out);
             }
             Input::Present(paper) => self.present(paper),
+            Input::Keep { copies, over } => self.keep(copies, &over, out),
             Input::Join { site, report } => self.wish_join(site, report),
         }
         self.pursue(out);
@@ -329,6 +365,10 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 self.wish.papers |= papers;
             }
             Message::Join(report) => self.wish_join(from, report),
+            Message::Copies { epoch, copies, over } => {
+                self.on_copies(from, epoch, copies, &over, out);
+            }
+            Message::Kept { epoch, leases } => self.on_kept(from, epoch, &leases, out),
         }
     }
 
@@ -386,6 +426,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     fn frozen(&mut self, mut report: Report, out: &mut Vec<Effect<C>>) {
         report.incarnation = self.incarnation;
         report.papers.clone_from(&self.papers);
+        self.copies.tell(&mut report);
         for book in &mut report.books {
             match self.rules.slip() {
                 Some(Slip::LosesWaiting) => book.claims.retain(|_, told| told.held.is_some()),
@@ -413,6 +454,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         self.told = None;
         self.report = None;
         self.papers.clear();
+        self.copies = copies::Copies::begin(&record);
         self.wish.papers = false;
         self.ready.retain(|_, ready| *ready >= record.epoch);
         if ours.is_some_and(|ours| ours == record) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::{self, Epochs, Message, Phase};
 use super::rules::{Rules, Sound};
-use super::survey::{Book, Record, Report, Standing};
+use super::survey::{Book, Copy, Kept, LeaseKey, Paper, PaperPart, Record, Report, Standing};
 use crate::protocol::{
     Effect, Effects, EffectsOf, Input, InputOf, PeerFault, Protocol, Rejection, step,
 };
@@ -22,6 +22,8 @@ pub struct Member<P, R = Sound> {
     protocol: Option<P>,
     clock: Clock,
     claims: BTreeMap<Stamp, Standing>,
+    /// Whether these are the claims of the last life, until an epoch has confirmed them.
+    remembers: bool,
 }
 
 /// What travels between members.
@@ -78,6 +80,8 @@ pub enum MemberEffect<M, T> {
     Resumed,
     /// This life of the site is over, with all its claims.
     Departed,
+    /// The clients of these leases may hear of them.
+    Kept(Vec<LeaseKey>),
 }
 
 /// The effects of a member, by the protocol's name.
@@ -87,7 +91,8 @@ type MemberInputOf<P> = MemberInput<<P as Protocol>::Message, <P as Protocol>::T
 impl<P: Protocol, R: Rules> Member<P, R> {
     /// A life of a site, before it is in any epoch.
     pub fn new(rules: R, me: SiteId, incarnation: u64, record: Arc<Record<Cluster>>) -> Self {
-        Self::remembering(rules, me, incarnation, record, BTreeMap::new())
+        let member = Self::remembering(rules, me, incarnation, record, BTreeMap::new());
+        Self { remembers: false, ..member }
     }
 
     /// A life that remembers what its last one had granted. Whether it may go on with that, the
@@ -101,7 +106,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         claims: BTreeMap<Stamp, Standing>,
     ) -> Self {
         let epochs = Epochs::by(rules, me, incarnation, record);
-        Self { epochs, protocol: None, clock: Clock::default(), claims }
+        Self { epochs, protocol: None, clock: Clock::default(), claims, remembers: true }
     }
 
     /// The machine.
@@ -173,9 +178,25 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         Ok(())
     }
 
+    /// Has copies made of a held claim, before its client hears of it.
+    pub fn keep(&mut self, claim: Stamp, lease: LeaseKey, out: &mut MemberEffects<P>) {
+        let Some(standing) = self.claims.get_mut(&claim) else { return };
+        let Some(units) = standing.held.clone() else { return };
+        let facts = Vec::from([1]);
+        standing.kept = Some(Kept { lease, facts: facts.clone() });
+        let paper = Paper { lease, parts: Vec::from([PaperPart { book: 0, claim, units }]) };
+        let copies = Vec::from([Copy { paper, facts }]);
+        self.change(machine::Input::Keep { copies, over: Vec::new() }, out);
+    }
+
     /// One step of the protocol, with the clients' books.
     fn run(&mut self, input: InputOf<P>, out: &mut MemberEffects<P>) -> Result<(), PeerFault> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
+        let over = match &input {
+            Input::Release { claim, part: None } => self.claims.get(claim),
+            _ => None,
+        };
+        let over = over.and_then(|standing| standing.kept.as_ref()).map(|kept| kept.lease);
         match &input {
             Input::Claim { claim, demand } => {
                 self.claims.insert(*claim, Standing::waiting(demand.clone()));
@@ -191,6 +212,10 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         let mut effects = Effects::default();
         step(protocol, &mut self.clock, input, &mut effects)?;
         self.emit(effects, out);
+        if let Some(lease) = over {
+            let over = Vec::from([lease]);
+            self.change(machine::Input::Keep { copies: Vec::new(), over }, out);
+        }
         Ok(())
     }
 
@@ -244,6 +269,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
                 }
                 machine::Effect::Install(record) => self.install(&record, out),
                 machine::Effect::Resume => self.resume(out),
+                machine::Effect::Kept(leases) => out.push(MemberEffect::Kept(leases)),
                 machine::Effect::Depart(_) => {
                     self.claims.clear();
                     self.protocol = None;
@@ -259,10 +285,10 @@ impl<P: Protocol, R: Rules> Member<P, R> {
         let lines = self.protocol.as_ref().map(P::lines).unwrap_or_default();
         let book = Book { claims: self.claims.clone(), idle, lines, tallies: None };
         Report {
-            incarnation: self.epochs.incarnation(),
             clock: self.clock,
             books: Vec::from([book]),
-            papers: Vec::new(),
+            remembers: self.remembers,
+            ..Report::empty(self.epochs.incarnation())
         }
     }
 
@@ -289,6 +315,7 @@ impl<P: Protocol, R: Rules> Member<P, R> {
             .filter(|(claim, _)| self.protocol.is_some() && !survey.claims.contains_key(claim))
             .map(|(&claim, standing)| (claim, standing.clone()))
             .collect();
+        self.remembers = false;
         self.claims = survey.of(me).map(|(claim, told)| (claim, told.clone())).collect();
         self.protocol = Some(P::resume(me, cluster, survey));
         out.push(MemberEffect::Installed);

@@ -100,4 +100,24 @@ pub enum Slip {
     ReusesBeforeBeat,
     /// A holder goes on with an answer that came after the end of its lease.
     TakesLateAnswer,
+    /// A client hears of a grant before there are copies of it.
+    PromisesUnkept,
+    /// One keeper fewer than needed counts as enough.
+    KeptByTooFew,
+    /// A keeper takes and acknowledges copies after its report.
+    AcksAfterReport,
+    /// A keeper acknowledges copies of an epoch that is over.
+    AcksOldEpoch,
+    /// A lease of which there is a copy goes on beside what members have.
+    CopyIsARight,
+    /// Copies are forgotten when the quarantine of their site ends.
+    CopyEndsWithQuarantine,
+    /// Copies are complete however few keepers are left.
+    CertainWithTooFew,
+    /// Of two copies that name a unit, the one with the smaller fence goes on.
+    OlderCopyWins,
+    /// The leases that the last record has of a departed site are not looked at.
+    RecordIsNoCopy,
+    /// A site that comes back without memory is believed to have had nothing.
+    BelievesTheForgetful,
 }

@@ -12,6 +12,9 @@ use super::rules::Sound;
 use crate::parts::SiteSet;
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
+/// Sites that keep copies, where the plan names none.
+pub const MOST_KEEPERS: usize = 5;
+
 /// A live claim as its site knows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Standing {
@@ -22,17 +25,20 @@ pub struct Standing {
     pub held: Option<Vec<Unit>>,
     /// The lease of a held claim that another life of some site granted; nothing for the others.
     pub adopted: Option<Adopted>,
+    /// The facts with which another site goes on with a held claim, where only a person may free
+    /// its units.
+    pub kept: Option<Kept>,
 }
 
 impl Standing {
     /// A claim that waits.
     pub const fn waiting(demand: Demand) -> Self {
-        Self { demand, held: None, adopted: None }
+        Self { demand, held: None, adopted: None, kept: None }
     }
 
     /// A claim that holds these units.
     pub const fn holding(demand: Demand, units: Vec<Unit>) -> Self {
-        Self { demand, held: Some(units), adopted: None }
+        Self { demand, held: Some(units), adopted: None, kept: None }
     }
 }
 
@@ -54,6 +60,25 @@ pub struct Adopted {
     /// lease with a larger fence may still turn up, so the units are not granted again. Zero where
     /// a new life of the same site brought the lease back.
     pub since: u64,
+}
+
+/// Written beside a claim of a lease that must not be lost.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Kept {
+    /// The lease.
+    pub lease: LeaseKey,
+    /// All that its new site has to know of it, for the driver. Empty if no site knows more than
+    /// that the units may be in use.
+    pub facts: Vec<u8>,
+}
+
+/// A lease as a keeper has it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Copy {
+    /// The lease and its units.
+    pub paper: Paper,
+    /// See [`Kept::facts`].
+    pub facts: Vec<u8>,
 }
 
 /// A lease that its holder presents to a member, because the site that granted it is gone.
@@ -125,13 +150,28 @@ pub struct Report {
     pub books: Vec<Book>,
     /// Leases of departed sites that holders have presented here.
     pub papers: Vec<Paper>,
+    /// Leases of other members that this one keeps copies of, by the member that has them. All of
+    /// them are of this epoch: the record has the earlier ones.
+    pub copies: BTreeMap<SiteId, Vec<Copy>>,
+    /// Leases that the record has, and that their site has said are over.
+    pub over: BTreeSet<LeaseKey>,
+    /// The site comes back with everything that its last life had granted.
+    pub remembers: bool,
 }
 
 impl Report {
     /// Of a site that has nothing.
     pub const fn empty(incarnation: u64) -> Self {
         let clock = Clock { time: 0, fence: 0 };
-        Self { incarnation, clock, books: Vec::new(), papers: Vec::new() }
+        Self {
+            incarnation,
+            clock,
+            books: Vec::new(),
+            papers: Vec::new(),
+            copies: BTreeMap::new(),
+            over: BTreeSet::new(),
+            remembers: false,
+        }
     }
 }
 
@@ -189,6 +229,11 @@ pub struct Quarantine {
     pub sites: BTreeMap<SiteId, u64>,
     /// One for each protocol.
     pub books: Vec<Withheld>,
+    /// Leases of theirs that only a person may end, each with the site that had it. They go on
+    /// when the quarantine ends.
+    pub copies: Vec<(SiteId, Copy)>,
+    /// Those of the sites that may have had more such leases: too few keepers were left.
+    pub unsure: SiteSet,
 }
 
 /// What they may use of the pools of one protocol.
@@ -283,6 +328,16 @@ pub trait Plan: Clone + Debug + Eq + Hash {
     /// not a member.
     fn clusters(&self, members: &SiteSet) -> Vec<Cluster>;
 
+    /// The sites that keep copies of leases in an epoch with these members: a few, however many
+    /// members there are. They need not all be members.
+    fn keepers(&self, members: &SiteSet) -> SiteSet {
+        members.iter().take(MOST_KEEPERS).collect()
+    }
+
+    /// The pools whose units are free again only when their holder or a person says so, each with
+    /// the place of its protocol.
+    fn keeps(&self) -> BTreeSet<(usize, PoolId)>;
+
     /// How what is known of this plan's pools is said of those of the next: pools may get other
     /// numbers or move to another protocol. As it is, they keep both. What names a pool that is
     /// gone
@@ -300,5 +355,9 @@ impl Plan for Cluster {
         let sites = self.sites.max(last);
         let absent = (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
         Vec::from([Self { sites, absent, ..self.clone() }])
+    }
+
+    fn keeps(&self) -> BTreeSet<(usize, PoolId)> {
+        self.keeps.iter().map(|&pool| (0, pool)).collect()
     }
 }

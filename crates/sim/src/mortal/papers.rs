@@ -13,7 +13,7 @@ use crate::world::Violation;
 
 /// The papers of all grants so far, each with the life that gave it, by their fences.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Deck(Vec<(Paper, u64)>);
+pub(super) struct Deck(pub(super) Vec<(Paper, u64)>);
 
 impl<P: Protocol, R: Rules> World<P, R> {
     /// The clients that use what they hold, with those of dead lives.
@@ -23,7 +23,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         seats.flat_map(|seat| seat.clients.values()).chain(held)
     }
 
-    fn is_in_use(&self, lease: LeaseKey) -> bool {
+    pub(super) fn is_in_use(&self, lease: LeaseKey) -> bool {
         self.in_use().any(|client| client.held.is_some() && client.lease == Some(lease))
     }
 
@@ -62,6 +62,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let seat = &self.seats[site.index()];
         let Some(member) = &seat.member else { return false };
         let record = member.epochs().record();
+        // A person frees units that no client uses.
+        if self.common.promises.is_some() && self.is_in_use(lease) {
+            return false;
+        }
         let adopted = member.claims().get(&claim).and_then(|it| it.adopted);
         if let Some(adopted) = adopted.filter(|it| it.since > 0) {
             let withheld = record.quarantine.contains_key(&adopted.since);

@@ -149,7 +149,7 @@ fn who_hopes_is_given_what_is_there() {
     let units = Some([1, 2, 3].map(unit).to_vec());
     survey
         .claims
-        .insert(held, Standing { demand: Demand::one(PoolId(0), 3), held: units, adopted: None });
+        .insert(held, Standing { held: units, ..Standing::waiting(Demand::one(PoolId(0), 3)) });
     let mut story = Story::<Sound>::new(&Cluster::new(4, 4), &survey);
     let hopeful = story.claim(1, 3);
     let one = story.claim(2, 1);

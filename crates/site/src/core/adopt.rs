@@ -9,7 +9,8 @@ use kofm_core::Stamp;
 use kofm_core::epoch::{Adopted, Input, LeaseKey, Paper, Phase, Record, Standing};
 use tracing::info;
 
-use super::{Core, Lease, Part, Request, Responder, Status};
+use super::keep::Facts;
+use super::{Core, Lease, Part, Request, Responder, Status, Timer};
 use crate::api::{self, Answer, Code, Hold, Holder, State};
 use crate::boottime::Moment;
 use crate::bounds::MAX_PAPERS;
@@ -245,19 +246,19 @@ impl Core {
         let want = units.iter();
         let want = want.map(|it| (*it.0, u32::try_from(it.1.len()).unwrap_or(u32::MAX)));
         let want: Vec<(usize, u32)> = want.collect();
-        let known = paper.is_some();
-        let paper = paper.unwrap_or_else(|| LeasePaper {
-            fence: lease.fence,
-            epoch: self.epoch(),
-            ttl_ms: 0,
-            request: self.random.id::<8>('R', self.me),
-            named: false,
-            owner: None,
-            reason: None,
-            principal: None,
-            parts: Vec::new(),
-        });
-        let id: Arc<str> = id.unwrap_or_else(|| self.random.id::<16>('L', self.me)).into();
+        let kept = claims.iter().find_map(|it| it.2.kept.as_ref());
+        let presented = paper.is_some();
+        let known = presented || kept.is_some();
+        // If no site knows it, the lease gets an id that no client has.
+        let unknown = |core: &mut Self| {
+            let id = core.random.id::<16>('L', core.me);
+            let request = core.random.id::<8>('R', core.me);
+            Facts::unknown(id, request, lease, core.epoch())
+        };
+        let facts = kept.and_then(|kept| Facts::read(&kept.facts));
+        let facts = facts.unwrap_or_else(|| unknown(self));
+        let paper = paper.unwrap_or(facts.paper);
+        let id: Arc<str> = id.unwrap_or(facts.id).into();
         let lease = Lease {
             id: Arc::clone(&id),
             name: api::lease_name(&id).into(),
@@ -293,6 +294,7 @@ impl Core {
             parts,
             lease: Some(Box::new(lease)),
             deadline: None,
+            keeping: None,
             watchers: Vec::new(),
         };
         self.by_id.entry(Arc::clone(&request.id)).or_insert(key);
@@ -302,9 +304,17 @@ impl Core {
             // Its holder has released it meanwhile, or is of an earlier life of this site.
             return self.end(key, State::Released, "its holder does not need it");
         }
-        self.start_lease(key, now);
+        if facts.over && !presented {
+            // Its holder has lost it: the policy of its pools says how it goes on.
+            let timer = self.start_timer(now, Timer::Lease(key));
+            if let Some(lease) = self.requests.get_mut(&key).and_then(|it| it.lease.as_mut()) {
+                lease.timer = Some(timer);
+            }
+        } else {
+            self.start_lease(key, now);
+        }
         self.note_held(key);
-        self.metrics.renewed += 1;
+        self.metrics.renewed += u64::from(presented);
         let happening = self.happening("adopted", Some(key));
         self.record(happening);
         let view = self.requests.get(&key).and_then(|request| self.lease_view(request));

@@ -419,7 +419,11 @@ impl Core {
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             match effect {
-                Effect::Send { to, message } => self.tell_change(to, &message),
+                Effect::Send { to, message } => {
+                    let copies = matches!(message, Message::Copies { .. } | Message::Kept { .. });
+                    self.metrics.copy_messages += u64::from(copies);
+                    self.tell_change(to, &message);
+                }
                 Effect::Freeze => {
                     // What this site has, as everything before has left it.
                     let outside = self.change.epochs.phase() == Phase::Outside;
@@ -438,6 +442,7 @@ impl Core {
                 Effect::Install(record) => self.install(&record),
                 Effect::Resume => self.resume(),
                 Effect::Depart(record) => self.depart(record),
+                Effect::Kept(leases) => self.on_kept(&leases),
             }
         }
         if news {

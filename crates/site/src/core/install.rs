@@ -36,11 +36,12 @@ impl Core {
     pub(super) fn first_report(&self) -> Report {
         let incarnation = self.change.epochs.incarnation();
         let legacy = self.legacy.clone().unwrap_or_default();
-        let mut books = legacy.books(&kinds());
+        let mut books = legacy.books(&kinds(), &|saved| self.kept_of_saved(saved));
         self.report_semaphores(&mut books);
         let mut clock = self.clock;
         clock.merge(legacy.clock);
-        Report { books, clock, ..Report::empty(incarnation) }
+        let remembers = self.legacy.is_some();
+        Report { books, clock, remembers, ..Report::empty(incarnation) }
     }
 
     /// What this site has, for the others.
@@ -72,15 +73,17 @@ impl Core {
         });
         let parts = self.requests.values().flat_map(|request| {
             let adopted = request.lease.as_ref().and_then(|lease| lease.adopted);
-            request.parts.iter().map(move |part| (part, adopted))
+            let kept = self.kept(request);
+            request.parts.iter().map(move |part| (part, adopted, kept.clone()))
         });
-        for (part, adopted) in parts.chain(ended.map(|part| (part, None))) {
+        for (part, adopted, kept) in parts.chain(ended.map(|part| (part, None, None))) {
             let Some(claim) = part.claim else { continue };
             let units = part.numbers.iter().flat_map(|(&pool, numbers)| {
                 numbers.iter().map(move |&number| Unit { pool, number })
             });
             let held = part.granted.then(|| units.collect());
-            let standing = Standing { demand: part.demand.clone(), held, adopted };
+            let kept = kept.filter(|_| part.granted);
+            let standing = Standing { demand: part.demand.clone(), held, adopted, kept };
             if let Some(book) = books.get_mut(part.engine) {
                 book.claims.insert(claim, standing);
             }
@@ -381,6 +384,7 @@ impl Core {
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
+        self.copy_what_is_new();
         // Before anybody who hears of a smaller pool can ask for what is to go.
         self.drain_pools();
         self.answer_plan();
@@ -392,6 +396,7 @@ impl Core {
         let cause = "the other sites went on without this one";
         warn!(epoch = record.epoch, "{cause}");
         let legacy = self.carry_leases();
+        self.forget_all_copies();
         // Units that a client adds are added later; claims are made again. The engines of protocols
         // that heal go on in the next epoch with the claims they have, so these are given back.
         let engines = &self.engines;

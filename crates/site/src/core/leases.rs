@@ -27,10 +27,9 @@ impl Core {
         if request.state != State::Queued {
             return;
         }
-        // Later than whatever this site has heard of, so later than the last use of any of these
-        // units: a fence.
-        self.clock.fence += 1;
-        let (mut fence, epoch) = (self.clock.fence, self.epoch());
+        let Some((mut fence, id)) = self.number_lease(key) else { return };
+        let Some(request) = self.requests.get(&key) else { return };
+        let epoch = self.epoch();
         if self.has(Mutant::FencesStandStill) {
             fence = 1;
         }
@@ -50,8 +49,6 @@ impl Core {
                 }
             }
         }
-        let id = self.requests.get(&key).map(|request| self.paper_id(request, fence));
-        let id: Arc<str> = id.unwrap_or_default().into();
         let Some(request) = self.requests.get_mut(&key) else { return };
         request.state = State::Granted;
         request.waited = now.since(request.submitted);
@@ -293,8 +290,9 @@ impl Core {
         for pool in back {
             self.give_back_pool(key, pool);
         }
-        // The next life keeps back what is left.
+        // The next life keeps back what is left, and so does another site.
         self.note_held(key);
+        self.copy_again(key);
         let event = if quarantine { "quarantined" } else { "held" };
         let happening = self.happening(event, Some(key));
         self.record(happening);

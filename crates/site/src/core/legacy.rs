@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::Unit;
-use kofm_core::epoch::Record;
+use kofm_core::epoch::{Record, Standing};
 use tracing::{error, info, warn};
 
 use super::{Core, Lease, Part, Request, Status, Timer, Todo};
@@ -349,7 +349,9 @@ impl Core {
         // What was confirmed and cannot be gone on with is given back.
         for (engine, survey) in record.surveys.iter().enumerate() {
             let mine = survey.of(self.me).filter(|(claim, _)| !taken.contains(&(engine, *claim)));
-            for (claim, standing) in mine {
+            // What other lives had granted is taken over.
+            let other = |standing: &Standing| standing.adopted.is_some_and(|it| it.since > 0);
+            for (claim, standing) in mine.filter(|it| !other(it.1)) {
                 let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();
                 for unit in standing.held.iter().flatten() {
                     numbers.entry(unit.pool).or_default().push(unit.number);
@@ -389,6 +391,7 @@ fn request_of(saved: &Saved, want: Vec<(usize, u32)>, now: Moment) -> Request {
         parts: Vec::new(),
         lease: None,
         deadline: None,
+        keeping: None,
         watchers: Vec::new(),
     }
 }

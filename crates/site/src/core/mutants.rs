@@ -24,6 +24,8 @@ pub enum Mutant {
     FencesStandStill,
     /// The units of an expired lease are granted again although the others may have gone on.
     ReusesBeforeBeat,
+    /// No site has a copy of a lease that only a person may end.
+    GrantsUncopied,
 }
 
 impl Core {

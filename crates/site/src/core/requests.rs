@@ -231,6 +231,7 @@ impl Core {
             deadline,
             watchers: Vec::new(),
             doom: None,
+            keeping: None,
         };
         self.requests.insert(key, Box::new(request));
         self.by_id.insert(id, key);
@@ -340,7 +341,8 @@ impl Core {
         let (code, cause) =
             if request.once { (Code::Busy, "busy") } else { (Code::Timeout, "its wait ran out") };
         if request.state == State::Queued {
-            self.refuse(key, code, cause);
+            let lacks = self.requests.get(&key).and_then(|request| self.lacks_copies(request));
+            self.refuse(key, code, lacks.map_or(Cow::Borrowed(cause), Cow::Owned));
         }
     }
 
@@ -355,6 +357,7 @@ impl Core {
     /// Ends a request, whatever it has or waits for.
     pub(super) fn end(&mut self, key: u64, state: State, cause: impl Into<Cow<'static, str>>) {
         let cause = cause.into();
+        self.forget_copies(key);
         if self.keep_ghost(key, state, &cause) {
             return;
         }

@@ -28,7 +28,8 @@ impl Core {
     /// Asks all members what is in use of the pools of a request that must not wait.
     pub(super) fn count_for(&mut self, key: u64) {
         let Some(request) = self.requests.get(&key) else { return };
-        if !request.once || request.state != State::Queued || self.tries.len() >= MAX_TRIES {
+        let waits = request.once && request.state == State::Queued && request.keeping.is_none();
+        if !waits || self.tries.len() >= MAX_TRIES {
             return;
         }
         let (want, claim) = ((*request.asked).clone(), request.claim());
