@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod exhaustive;
+mod keeps;
 mod mutants;
 mod outages;
 mod papers;
