@@ -189,7 +189,8 @@ pub(crate) async fn settled(
 ) -> Result<api::Request, Exit> {
     let id = request.id.clone();
     if signal.is_none() && request.state == State::Queued {
-        tell(&format!("waiting as {id}, place {}", request.position.unwrap_or(1)));
+        let why = request.cause.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        tell(&format!("waiting as {id}, place {}{why}", request.position.unwrap_or(1)));
     }
     let sent = async {
         match signal {

@@ -18,6 +18,7 @@ mod gang_ends;
 mod gangs;
 mod guard;
 mod harness;
+mod hold;
 mod https;
 mod ids;
 mod insecure;
