@@ -490,6 +490,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let seat = Arc::make_mut(&mut self.seats[site.index()]);
                 let lease = seat.orphans.remove(&claim);
                 self.release_promise(lease);
+                self.release_unknown(site, claim);
                 self.step(site, MemberInput::Local(Input::Release { claim, part: None }))
             }
         }

@@ -81,6 +81,18 @@ impl<P: Protocol, R: Rules> World<P, R> {
         Ok(())
     }
 
+    /// A person has released a lease of which no site knows more than its units, and answers for
+    /// them.
+    pub(super) fn release_unknown(&mut self, site: SiteId, claim: Stamp) {
+        let standing = self.member(site).and_then(|member| member.claims().get(&claim));
+        let unknown =
+            standing.and_then(|it| it.kept.as_ref()).is_some_and(|it| it.facts.is_empty());
+        let units = standing.filter(|_| unknown).and_then(|it| it.held.clone()).unwrap_or_default();
+        if let Some(promises) = &mut Arc::make_mut(&mut self.common).promises {
+            promises.units.retain(|_, promised| promised.iter().all(|it| !units.contains(it)));
+        }
+    }
+
     /// The client of a lease, or a person, has released it.
     pub(super) fn release_promise(&mut self, lease: Option<LeaseKey>) {
         let Some(lease) = lease else { return };
