@@ -28,6 +28,7 @@ pub struct Member<P, R = Sound> {
 
 /// What travels between members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "a report is large, and rare")]
 pub enum Frame<M> {
     /// Of the machine.
     Change(Message<Cluster>),
@@ -60,6 +61,7 @@ pub enum MemberInput<M, T> {
 
 /// What leaves a member, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "a report is large, and rare")]
 pub enum MemberEffect<M, T> {
     /// Tell another site.
     Send {
@@ -192,9 +194,10 @@ impl<P: Protocol, R: Rules> Member<P, R> {
     /// One step of the protocol, with the clients' books.
     fn run(&mut self, input: InputOf<P>, out: &mut MemberEffects<P>) -> Result<(), PeerFault> {
         let Some(protocol) = &mut self.protocol else { return Ok(()) };
-        let over = match &input {
-            Input::Release { claim, part: None } => self.claims.get(claim),
-            _ => None,
+        let over = if let Input::Release { claim, part: None } = &input {
+            self.claims.get(claim)
+        } else {
+            None
         };
         let over = over.and_then(|standing| standing.kept.as_ref()).map(|kept| kept.lease);
         match &input {

@@ -139,9 +139,8 @@ pub(super) fn go_on<C: Plan>(
     let stays = |it: &SiteId| record.members.get(it) == Some(&reports[it].incarnation);
     let staying: Vec<SiteId> = reports.keys().copied().filter(stays).collect();
     let keeper = staying.iter().copied().find(|&site| keepers.contains(site));
-    let Some(home) = keeper.or(staying.first().copied()).or(reports.keys().next().copied()) else {
-        return;
-    };
+    let any = staying.iter().chain(reports.keys()).next().copied();
+    let Some(home) = keeper.or(any) else { return };
     let mut fence = clock.fence;
     for (since, quarantine) in ended {
         let mut left = still_withheld(&quarantine, surveys);
