@@ -111,7 +111,9 @@ pub fn message(
     known: &epoch::Record<Plan>,
 ) -> Result<(), Refusal> {
     match message {
-        Message::Freeze { epoch: it } | Message::Ready { epoch: it } => epoch(*it, known.epoch),
+        Message::Freeze { epoch: it }
+        | Message::Ready { epoch: it }
+        | Message::Kept { epoch: it, leases: _ } => epoch(*it, known.epoch),
         Message::Report { epoch: it, report: told } => {
             epoch(*it, known.epoch)?;
             report(from, told, known)
@@ -127,7 +129,6 @@ pub fn message(
             epoch(*it, known.epoch)?;
             copies(told)
         }
-        Message::Kept { epoch: it, leases: _ } => epoch(*it, known.epoch),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::api::{Hold, OnExpiry, State};
 use crate::engine;
 use crate::journal::Saved;
 use crate::paper::{LeasePaper, brief};
+use crate::plan::PlannedPool;
 
 /// The reason of a lease of which no site knows more than that it may be there.
 const UNKNOWN: &str = "its site is gone, and too few others know which leases it had granted";
@@ -146,7 +147,7 @@ impl Core {
     /// The same for one of the last life.
     pub(super) fn kept_of_saved(&self, saved: &Saved) -> Option<Kept> {
         let pools = &self.change.record().plan.pools;
-        let keeps = |name: &String| pools.get(name).is_some_and(|pool| pool.keeps());
+        let keeps = |name: &String| pools.get(name).is_some_and(PlannedPool::keeps);
         if !saved.want.keys().any(keeps) {
             return None;
         }
