@@ -104,6 +104,7 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
         Self::new(me, cluster)
     }
     /// The same as sites run it: without a bound that only keeps the checker's worlds finite.
+    #[must_use]
     fn unbounded(self) -> Self {
         self
     }

@@ -70,7 +70,7 @@ pub(crate) fn run(kind: Kind, cluster: &Cluster, said: Anywhere<'_>) -> Result<(
     if said.json {
         say(&format!("{}\n", document(kind, &found, &header, &json)));
     } else {
-        let texts = lines.iter().flatten().map(|step| step.text()).collect::<Vec<_>>();
+        let texts = lines.iter().flatten().map(kofm_sim::flushing::Step::text).collect::<Vec<_>>();
         say(&text(said.title, (colours, stale), &found, &texts));
     }
     if found.lasso.is_none() { Ok(()) } else { Err(Exit::silent()) }

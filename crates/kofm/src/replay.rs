@@ -58,7 +58,8 @@ fn traces(source: &mut BufReader<File>) -> std::io::Result<Option<Vec<String>>> 
     let lines = |one: &Value| {
         let steps = one["trace"].as_array().into_iter().flatten();
         let lines = std::iter::once(&one["header"]).chain(steps);
-        lines.map(|line| format!("{line}\n")).collect()
+        let lines: Vec<String> = lines.map(ToString::to_string).collect();
+        lines.join("\n")
     };
     Ok(Some(shown.map(lines).collect()))
 }

@@ -238,15 +238,15 @@ pub fn replay(
     source: &mut dyn BufRead,
     show: &mut dyn FnMut(String),
 ) -> Result<u64, String> {
-    if let Some(start) = &header.start {
-        return trace::replay_start(&header.cluster, start, source, show);
-    }
     struct Run<'a>(&'a Header, &'a mut dyn BufRead, &'a mut dyn FnMut(String));
     impl Visitor for Run<'_> {
         type Output = Result<u64, String>;
         fn visit<P: Protocol>(self) -> Self::Output {
             trace::replay::<P>(self.0, self.1, |step| (self.2)(step.text()))
         }
+    }
+    if let Some(start) = &header.start {
+        return trace::replay_start(&header.cluster, start, source, show);
     }
     visit_on(kind, &header.cluster.topology, Run(header, source, show))
 }

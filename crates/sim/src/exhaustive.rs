@@ -92,7 +92,7 @@ pub fn explore_runs<P: Protocol>(
         if let Err((violation, code)) = search.expand(at) {
             let (steps, moves) = search.walk(&search.way_to(at), Some((at, code)));
             let rests = violation.property == "progress";
-            let lasso = rests.then(|| Lasso { prefix: steps.len(), moves });
+            let lasso = rests.then_some(Lasso { prefix: steps.len(), moves });
             return search.report(depth + 1, false, Some((violation, steps)), lasso);
         }
         at += 1;

@@ -149,7 +149,7 @@ impl System {
     }
 
     /// What can happen.
-    fn events(&self, at: &Configuration) -> Vec<Event> {
+    fn events(at: &Configuration) -> Vec<Event> {
         let full = (0..at.links.len()).filter(|&link| !at.links[link].is_empty());
         let mut events: Vec<Event> = full.map(Event::Arrives).collect();
         if events.is_empty() {
@@ -287,7 +287,7 @@ impl System {
         let mut next = vec![Configuration { sites, links }];
         while let Some(at) = next.pop() {
             if seen.insert(self.key(&at), ()).is_none() {
-                next.extend(self.events(&at).into_iter().map(|event| self.after(&at, event)));
+                next.extend(Self::events(&at).into_iter().map(|event| self.after(&at, event)));
             }
         }
         seen
@@ -308,7 +308,7 @@ impl System {
             graph.starts.push(graph.steps.len());
             if !graph.right[at as usize] {
                 let from = self.unpacked(key);
-                for event in self.events(&from) {
+                for event in Self::events(&from) {
                     let next = self.after(&from, event);
                     let to = graph.add(self.key(&next), Some((at, event)));
                     graph.steps.push((to, event));

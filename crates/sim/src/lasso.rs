@@ -114,7 +114,7 @@ impl Judge<'_> {
     }
 
     /// The claims that wait, of those that have to.
-    fn waiting<P: Protocol>(&self, world: &World<P>) -> Vec<Stamp> {
+    fn waiting<P: Protocol>(world: &World<P>) -> Vec<Stamp> {
         let clients = world.locals.iter().flat_map(|local| &local.claims);
         clients.filter(|client| !client.held).map(|client| client.claim).collect()
     }
@@ -196,7 +196,7 @@ pub fn check<P: Protocol>(
         let mut out = Effects::default();
         world.apply(site, input, &mut out).map_err(|violation| violation.detail)?;
         if let Some(turn) = &mut turn {
-            turn.step(&judge, &world, due, works::<P>(&out, written.group))?;
+            turn.step(&judge, &world, due.as_ref(), works::<P>(&out, written.group))?;
         }
     }
     match turn {
@@ -223,7 +223,7 @@ impl<P: Protocol> Turn<P> {
         Self {
             start: world.clone(),
             left_out: judge.all_due(world),
-            waiting: judge.waiting(world),
+            waiting: Judge::waiting(world),
             group_waits: judge.group_waits(world),
             of_group: judge.written.group.is_some(),
         }
@@ -233,15 +233,15 @@ impl<P: Protocol> Turn<P> {
         &mut self,
         judge: &Judge<'_>,
         world: &World<P>,
-        moved: Option<DueOf<P>>,
+        moved: Option<&DueOf<P>>,
         works: bool,
     ) -> Result<(), String> {
         if works {
             return Err("the group works in the loop".to_owned());
         }
         let due = judge.all_due(world);
-        self.left_out.retain(|one| Some(one) != moved.as_ref() && due.contains(one));
-        let waiting = judge.waiting(world);
+        self.left_out.retain(|one| Some(one) != moved && due.contains(one));
+        let waiting = Judge::waiting(world);
         self.waiting.retain(|claim| waiting.contains(claim));
         self.group_waits &= judge.group_waits(world);
         Ok(())

@@ -434,6 +434,7 @@ pub struct World<P: Protocol> {
 impl<P: Protocol> World<P> {
     /// The same world, with what is on links that keep no order in an order of its own: equal
     /// worlds are equal values.
+    #[must_use]
     pub fn sorted(mut self, script: &Script) -> Self {
         if script.unordered {
             self.links.iter_mut().for_each(|link| link.make_contiguous().sort_unstable());

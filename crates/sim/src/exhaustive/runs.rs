@@ -5,7 +5,7 @@
 //! fair run that goes round stays in a strongly connected part of the graph of worlds, so it is
 //! enough to look at those parts.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kofm_core::{Grouping, Protocol, SiteId, Stamp};
 
@@ -116,7 +116,7 @@ impl<'s, 'a, P: Protocol> Runs<'s, 'a, P> {
     }
 
     /// Everything that has to happen in the end, if it can from here on.
-    fn due(&self, at: u32) -> HashSet<Mover<P::Timer>> {
+    fn due(&self, at: u32) -> BTreeSet<Mover<P::Timer>> {
         let movers = self.from(at).map(|i| self.mover(at, self.edges[i].code));
         movers.filter(|&mover| self.owed(at, mover)).collect()
     }
@@ -236,7 +236,7 @@ impl<'s, 'a, P: Protocol> Runs<'s, 'a, P> {
         inside: impl Fn(&Edge) -> bool,
         good: impl Fn(usize) -> bool,
     ) -> Vec<usize> {
-        let mut before = HashMap::from([(at, None)]);
+        let mut before = BTreeMap::from([(at, None)]);
         let mut queue = VecDeque::from([at]);
         while let Some(at) = queue.pop_front() {
             for i in self.from(at).filter(|&i| inside(&self.edges[i])) {

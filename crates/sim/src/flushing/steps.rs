@@ -32,7 +32,7 @@ pub type Step = crate::trace::Step<Frame, Timer>;
 /// Sites of the protocol itself, in some configuration.
 struct Sites<'a> {
     system: &'a System,
-    sites: Vec<(Tree<Controller>, Clock)>,
+    list: Vec<(Tree<Controller>, Clock)>,
     links: Vec<VecDeque<(Clock, Frame)>>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Sites<'a> {
             frames.map(|frame| (Clock::default(), frame)).collect()
         };
         let links = from.links.iter().map(stale).collect();
-        Ok(Self { system, sites, links })
+        Ok(Self { system, list: sites, links })
     }
 
     fn take(&mut self, number: u64, event: Event) -> Result<Step, String> {
@@ -73,7 +73,7 @@ impl<'a> Sites<'a> {
                 (to, Input::Deliver { from, clock, message })
             }
         };
-        let (protocol, clock) = &mut self.sites[site.index()];
+        let (protocol, clock) = &mut self.list[site.index()];
         let mut out = Effects::default();
         step(protocol, clock, input.clone(), &mut out).map_err(|fault| fault.to_string())?;
         for effect in out.as_slice() {
@@ -91,7 +91,7 @@ impl<'a> Sites<'a> {
             Some(Item::Token(_) | Item::Wake | Item::Want { .. }) | None => u64::MAX,
         };
         Configuration {
-            sites: self.sites.iter().map(|(site, _)| site.stance()).collect(),
+            sites: self.list.iter().map(|(site, _)| site.stance()).collect(),
             links: self.links.iter().map(|link| link.iter().map(colour).collect()).collect(),
         }
     }
@@ -113,7 +113,7 @@ pub fn steps(cluster: &Cluster, start: &Start) -> Result<Vec<Step>, String> {
     let mut turn: Option<(Configuration, Vec<Event>)> = None;
     for &event in &start.events {
         let before = sites.configuration();
-        let due = system.events(&before);
+        let due = System::events(&before);
         if all.len() == start.prefix {
             turn = Some((before, due.clone()));
         }
@@ -174,7 +174,7 @@ mod tests {
         for number in (0..starts).step_by(usize::try_from(every).expect("small")) {
             let from = system.start(number);
             assert_eq!(system.unpacked(system.key(&from)), from);
-            for event in system.events(&from) {
+            for event in System::events(&from) {
                 let mut sites = Sites::new(system, &from).expect("it fits");
                 sites.take(1, event).expect("it can happen");
                 assert_eq!(sites.configuration(), system.after(&from, event), "{from:?} {event:?}");

@@ -21,7 +21,6 @@ fn case(kind: Kind) -> (u16, u32, u32, &'static [u16]) {
         "quorum-as-printed-inquire" => (3, 1, 2, &[0]),
         "sem-quorum-as-printed" => (3, 1, 2, &[0, 1, 2]),
         "quorum" | "sem-quorum" => (2, 1, 1, &[0, 1]),
-        "tree-as-printed" | "tree-as-printed-priority" => (2, 1, 1, &[]),
         "tree-as-printed-pusher" => (2, 2, 1, &[]),
         "permission-lazy-as-printed" => (2, 2, 2, &[]),
         _ => (2, 1, 1, &[]),

@@ -14,7 +14,8 @@ use crate::{find, groups, kind, script};
 /// Takes a run again, from what is written of it.
 fn again(kind: Kind, cluster: &Cluster, run: &Written, lines: &[Line]) -> Result<u64, String> {
     let header = Header { lasso: Some(run.clone()), ..Header::new(kind.name(), cluster) };
-    let text: String = lines.iter().map(|line| format!("{}\n", line.json)).collect();
+    let lines: Vec<String> = lines.iter().map(|line| line.json.clone()).collect();
+    let text = lines.join("\n");
     replay(kind, &header, &mut BufReader::new(text.as_bytes()), &mut |_| {})
 }
 
@@ -108,7 +109,7 @@ fn tokens_that_go_round_while_claims_wait_are_a_run_without_end() {
     assert!(run.prefix < lines.len(), "there is a loop");
     assert_eq!(again(pusher, &cluster, &run, &lines), Ok(lines.len() as u64));
     // A turn that leaves something out forever is not fair.
-    let mut short = run.clone();
+    let mut short = run;
     short.moves.as_array_mut().unwrap().pop();
     let problem = again(pusher, &cluster, &short, &lines).unwrap_err();
     assert!(problem.contains("the loop"), "{problem}");
