@@ -1,4 +1,4 @@
-//! Short answers: what was done, and to what.
+//! Short answers: the name of a thing, and what was done to it.
 
 use serde::{Deserialize, Serialize};
 

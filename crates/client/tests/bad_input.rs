@@ -1,4 +1,4 @@
-//! What the client says of a wrong address, a server that is not a site, and other versions.
+//! Errors of the client at a wrong address, a server that is not a site, and other versions.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{Read, Write};
@@ -117,7 +117,10 @@ async fn another_address_is_used_instead_of_a_stranger() {
 
 #[tokio::test]
 async fn older_and_newer_sites_are_explained() {
-    let path = r#"{"error":"not-found","message":"there is nothing at /v1/requests; /openapi.json lists what there is"}"#;
+    let path = concat!(
+        r#"{"error":"not-found","message":"there is nothing at /v1/requests; "#,
+        r#"/openapi.json lists what there is"}"#
+    );
     let error = fails_at(
         json("404 Not Found", path),
         &["does not know POST /v1/requests", "older than this client", "upgrade the site"],
@@ -145,7 +148,10 @@ async fn older_and_newer_sites_are_explained() {
 
 #[tokio::test]
 async fn refused_tokens_are_explained() {
-    let told = r#"{"error":"unauthorized","message":"token rejected: it is neither a token of the cluster (revoked?) nor in the site's token_file; set KOFM_TOKEN to a valid one"}"#;
+    let told = concat!(
+        r#"{"error":"unauthorized","message":"token rejected: it is neither a token of the "#,
+        r#"cluster (revoked?) nor in the site's token_file; set KOFM_TOKEN to a valid one"}"#
+    );
     let error = fails_at(
         json("401 Unauthorized", told),
         &["not allowed: token rejected", "revoked?", "set KOFM_TOKEN"],

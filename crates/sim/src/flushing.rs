@@ -91,7 +91,7 @@ pub struct Found {
 /// Why a system is not explored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TooLarge {
-    /// There are so many configurations to begin with.
+    /// The number of configurations to begin with.
     Starts(u128),
     /// A configuration does not fit in the memory of one.
     Bits,
@@ -127,7 +127,7 @@ impl System {
         Self { cluster: cluster.clone(), colours, stale, channels, links, bits: (0, 0) }
     }
 
-    /// The paper's number of colours, for so many stale controllers on each link.
+    /// The paper's number of colours, for this number of stale controllers on each link.
     pub fn papers_colours(sites: u16, stale: u32) -> u64 {
         2 * (u64::from(sites).max(2) - 1) * (u64::from(stale) + 1)
     }

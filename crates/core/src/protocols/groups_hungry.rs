@@ -54,7 +54,8 @@
 //!
 //! It is live because whoever works lets everybody lead: arcs among groups form no cycle. Of the
 //! groups of which a member is hungry one leads all hungry neighbours, and its members all come.
-//! They serve it, competitors give way to it, and nobody takes a word back that was given to it.
+//! They serve it, competitors give way to it, and no process takes a word back that was given to
+//! it.
 
 use alloc::boxed::Box;
 use alloc::vec;

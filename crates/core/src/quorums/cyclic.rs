@@ -1,9 +1,9 @@
 //! Small sets that a search has found.
 //!
 //! Put the arbiters in a ring and let every site ask the same pattern, turned to its own place.
-//! Such sets meet if the pattern does with its own turns, which is quick to check; so for small rings
-//! all patterns were tried, and of the smallest that meet the first is kept here. The search is a
-//! test below.
+//! Such sets meet if the pattern does with its own turns, which is quick to check; so for small
+//! rings all patterns were tried, and of the smallest that meet the first is kept here. The search
+//! is a test below.
 
 use alloc::vec::Vec;
 use core::ops::Range;

@@ -33,7 +33,7 @@ fn json(status: &str, body: &str) -> String {
     server(status, "content-type: application/json\r\n", body)
 }
 
-/// What the command says: one line on standard error, with these parts.
+/// The command fails with one line on standard error, which has these parts.
 fn fails(addr: &str, args: &[&str], code: i32, parts: &[&str]) {
     let output = command(addr, args).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();

@@ -1,4 +1,5 @@
-//! Checks before and headers after every answer: health, browsers, and whether the answer is documented.
+//! Checks before and headers after every answer: health, browsers, and whether the answer is
+//! documented.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

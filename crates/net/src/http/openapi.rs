@@ -13,14 +13,15 @@ use super::status_of;
 use crate::api::{Code, Error};
 
 const DESCRIPTION: &str = "\
-Shares k units out of M among many machines, with no master. Any site answers for the whole cluster.
+Shares k units out of M among many machines, with no master. Any site answers for the whole \
+cluster.
 
-Every answer has the header `kofm-health`. An error is `{\"error\": CODE, \"message\": TEXT}`, and \
-nothing was changed unless the text says so: 401 no valid credential, 403 the credential lacks the \
-right, 404 certainly unknown, 422 malformed (unknown parameters and fields too), 503 not known now: \
-try another site. Lists are paged with `limit` and `after`: the answer is then an object that has \
-`next` while there is more. Without them the answer is an array, and if it was cut, its header \
-`link` has the address of the next page.";
+Every answer has the header `kofm-health`. An error is `{\"error\": CODE, \"message\": TEXT}`, \
+and nothing was changed unless the text says so: 401 no valid credential, 403 the credential \
+lacks the right, 404 certainly unknown, 422 malformed (unknown parameters and fields too), 503 \
+not known now: try another site. Lists are paged with `limit` and `after`: the answer is then an \
+object that has `next` while there is more. Without them the answer is an array, and if it was \
+cut, its header `link` has the address of the next page.";
 
 /// Collects the schemas of what clients send, and of what sites answer.
 struct Schemas {
@@ -266,7 +267,7 @@ fn parameters(it: &Operation) -> Vec<Value> {
             "name": name, "in": "header", "required": true, "description": text, "schema": schema,
         }));
     }
-    // A parameter that is left out is no null.
+    // A parameter that is left out is not null.
     for schema in list.iter_mut().map(|it| &mut it["schema"]) {
         if let Some(kinds) = schema["type"].as_array()
             && let [kind, _] = &kinds[..]

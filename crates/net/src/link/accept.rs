@@ -1,4 +1,4 @@
-//! Connections that come in: a greeting, and what becomes of it.
+//! Connections that come in: their first frame, and the answer to it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ enum Greeted {
 
 #[expect(
     clippy::wildcard_enum_match_arm,
-    reason = "in a greeting, any frame but the expected one is refused, those to come too"
+    reason = "in a handshake, any frame but the expected one is refused, those to come too"
 )]
 impl Mesh {
     pub(super) async fn listen(self: Arc<Self>, listener: TcpListener) {

@@ -361,7 +361,7 @@ impl<P: Protocol> Search<'_, P> {
         let waits = |&local: &u32| self.facts[local as usize].waiting;
         let rows = || (0..self.rows.count()).map(|at| &self.rows.row(at)[..sites]);
         if P::PERPETUAL {
-            // Something always moves, so standing still is no sign.
+            // Something always moves, so standing still is not a sign.
             let served = rows().map(|row| !row.iter().any(waits)).collect();
             let good = runs.leading_to(served);
             if good.contains(&false) {

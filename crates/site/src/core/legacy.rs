@@ -349,7 +349,7 @@ impl Core {
         // What was confirmed and cannot be gone on with is given back.
         for (engine, survey) in record.surveys.iter().enumerate() {
             let mine = survey.of(self.me).filter(|(claim, _)| !taken.contains(&(engine, *claim)));
-            // What other lives had granted is taken over.
+            // Leases that other lives had granted are taken over.
             let other = |standing: &Standing| standing.adopted.is_some_and(|it| it.since > 0);
             for (claim, standing) in mine.filter(|it| !other(it.1)) {
                 let mut numbers: BTreeMap<_, Vec<u32>> = BTreeMap::new();

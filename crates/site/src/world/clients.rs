@@ -229,7 +229,8 @@ impl World {
         if self.clients[number].pending.is_some() {
             let client = &mut self.clients[number];
             if client.character == Character::Crasher && client.held.is_none() {
-                // Gone while it waits: its request stays. Many of them would leave no units for others.
+                // Gone while it waits: its request stays. Many of them would leave no units for
+                // others.
                 client.lose_call();
                 let delay = self.below(6000 * MILLISECOND);
                 self.at(delay, Step::Client(number));
