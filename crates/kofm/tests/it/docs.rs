@@ -161,6 +161,10 @@ struct Shell {
 impl Shell {
     fn start(dir: PathBuf, bin: &Path, ports: Vec<(String, String)>) -> Self {
         fs::create_dir_all(&dir).unwrap();
+        let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+        if !dir.join("examples").exists() {
+            std::os::unix::fs::symlink(examples, dir.join("examples")).unwrap();
+        }
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = Command::new("sh");
         command.current_dir(&dir).env("PATH", path).env("HOME", &dir);
