@@ -539,6 +539,9 @@ pub struct TakeSpec {
     /// Who asks, shown to others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// Calls with the same id, at whatever site, take once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
 }
 
 /// The body of `POST /v1/semaphores/{name}/v`.
@@ -549,6 +552,9 @@ pub struct AddSpec {
     /// How many units.
     #[serde(default = "one")]
     pub m: u64,
+    /// Calls with the same id, at whatever site, add once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
 }
 
 const fn one() -> u64 {

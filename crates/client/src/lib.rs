@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 pub use kofm_api as api;
-use kofm_api::{Submit, duration};
+use kofm_api::{AddSpec, Submit, TakeSpec, Taken, duration};
 
 mod clock;
 mod explain;
@@ -209,6 +209,25 @@ impl Client {
             spec.id = Some(format!("c-{}", fresh_id()));
         }
         spec
+    }
+
+    /// P: takes from a semaphore as soon as it is this call's turn and there are enough units. The
+    /// call gets an id of its own unless it has one, so that it can be repeated at another site.
+    pub async fn p(&self, name: &str, spec: &TakeSpec) -> Result<Taken, ClientError> {
+        let id = spec.id.clone().or_else(|| Some(format!("c-{}", fresh_id())));
+        let spec = TakeSpec { id, ..spec.clone() };
+        let patience = spec.wait.map_or(Duration::MAX, |wait| wait.saturating_add(ANSWER));
+        let path = format!("/v1/semaphores/{}/p", escape(name));
+        self.call(Method::POST, &path, Some(&spec), patience).await
+    }
+
+    /// V: adds to a semaphore. The call gets an id of its own unless it has one, so that it can be
+    /// repeated at another site.
+    pub async fn v(&self, name: &str, spec: &AddSpec) -> Result<serde_json::Value, ClientError> {
+        let id = spec.id.clone().or_else(|| Some(format!("c-{}", fresh_id())));
+        let spec = AddSpec { id, ..*spec };
+        let path = format!("/v1/semaphores/{}/v", escape(name));
+        self.call(Method::POST, &path, Some(&spec), ANSWER).await
     }
 
     /// Calls and reads the answer as JSON.
@@ -865,6 +884,11 @@ fn no_site(causes: &[String]) -> ClientError {
 fn is_repeatable(method: &Method, path: &str, body: &[u8]) -> bool {
     if *method != Method::POST || path.ends_with("/renew") {
         return true;
+    }
+    let counts = path.starts_with("/v1/semaphores/");
+    if counts && (path.ends_with("/p") || path.ends_with("/v")) {
+        let body = serde_json::from_slice::<serde_json::Value>(body);
+        return body.is_ok_and(|body| body["id"].is_string());
     }
     let submits = path == "/v1/requests";
     submits && serde_json::from_slice::<Submit>(body).is_ok_and(|it| it.id.is_some())

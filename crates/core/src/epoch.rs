@@ -58,6 +58,20 @@
 //! withheld as ever; when the quarantine ends, a lease of which there is a copy goes on at a member
 //! instead of being forgotten.
 //!
+//! # Members that leave
+//!
+//! A site that is about to stop [says so](Input::Leave), reports, and is not in the next record.
+//! Its units go to members, claims that wait at it wait elsewhere in the same place, and nothing is
+//! withheld. Claims of a site that died come back in their places where clients present
+//! [tickets](Ticket) of them.
+//!
+//! # Semaphores
+//!
+//! Units that were taken from a semaphore do not come back by themselves, so there is nothing to
+//! withhold, and a P or V must not be forgotten. Its client is answered when a majority of a few
+//! [`keepers`] has it: see
+//! [`accounts`].
+//!
 //! # Why it is safe
 //!
 //! Reports are for one epoch, and the store lets one record follow it. A member is frozen from its
@@ -79,18 +93,25 @@
 //! that,
 //! and whoever has several protocols at once does the same with them.
 
+pub mod accounts;
 mod adopt;
 mod conclude;
+pub mod keepers;
+mod leave;
 mod machine;
 mod member;
+mod order;
 mod orphans;
 mod rules;
 mod survey;
 
+pub use accounts::{Account, Accounts, Books, Named, Op, Tally};
+pub use leave::{Handed, Moved, Ticket};
 pub use machine::{Effect, Epochs, Input, MAX_COPIES, Message, Phase};
-pub use member::{Frame, Member, MemberEffect, MemberEffects, MemberInput};
+pub use member::{Call, Frame, Member, MemberEffect, MemberEffects, MemberInput};
+pub(crate) use order::queue;
 pub use rules::{Rules, Slip, Sound};
 pub use survey::{
-    Adopted, Book, Copy, Counts, Kept, LeaseKey, MOST_KEEPERS, Paper, PaperPart, Plan, Quarantine,
-    Record, Report, Standing, Survey, Tally, Withheld,
+    Adopted, Book, Copy, Counts, Kept, LeaseKey, Paper, PaperPart, Plan, Quarantine, Record,
+    Report, Standing, Survey, Withheld,
 };

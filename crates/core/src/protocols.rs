@@ -147,9 +147,9 @@ site_protocols! {
     permission_lazy::PermissionLazy;
     quorum::Quorum;
     tree::Tree;
-    sem_token::SemToken except "what a site took is known to it alone until it is back";
-    sem_permission::SemPermission except "what a site took is known to it alone until it is back";
-    sem_quorum::SemQuorum except "what a site took is known to it alone until it is back";
+    sem_token::SemToken;
+    sem_permission::SemPermission;
+    sem_quorum::SemQuorum;
     groups::Groups except "its members are fixed, and an absence begins it again";
     groups_hungry::GroupsHungry except "its members are fixed, and an absence begins it again";
 }

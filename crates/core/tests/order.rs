@@ -100,7 +100,8 @@ impl<R: Rules> World<R> {
             let me = site.me();
             let claims = self.claims.iter().filter(|(claim, _)| claim.site == me);
             let claims = claims.map(|(&claim, told)| (claim, told.clone())).collect();
-            let book = Book { claims, idle: site.idle_units(), lines: site.lines(), tallies: None };
+            let (idle, lines) = (site.idle_units(), site.lines());
+            let book = Book { claims, idle, lines, ..Book::default() };
             let clock = self.clocks[index];
             reports.insert(me, Report { clock, books: vec![book], ..Report::empty(1) });
         }

@@ -32,8 +32,10 @@ pub(crate) enum Sem {
 
 const TAKEN: &str = "\
 Nothing is held and nothing expires: only `kofm sem v` adds the units again.
-An interrupted P takes nothing. P calls are served in strict order: a P that
-needs more units than there are blocks all later ones.
+A P that is interrupted while it waits takes nothing. Calls are repeated at the
+other sites of --addr when one does not answer, and take once. P calls are
+served in strict order: a P that needs more units than there are blocks all
+later ones.
 
 Examples:
   kofm sem set slots --value 3
@@ -69,6 +71,9 @@ pub(crate) struct P {
     /// Owner, shown to others (default: user@host)
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
+    /// Id of this P: calls with the same one take once (default: a fresh one)
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
     #[command(flatten)]
     server: Server,
     /// Print what was taken as JSON
@@ -81,6 +86,9 @@ pub(crate) struct V {
     /// How much to which: NAME or NAME:M
     #[arg(value_name = "NAME[:M]")]
     what: String,
+    /// Id of this V: calls with the same one add once (default: a fresh one)
+    #[arg(long, value_name = "ID")]
+    id: Option<String>,
     #[command(flatten)]
     server: Server,
     /// Print what was added as JSON
@@ -147,14 +155,12 @@ impl Set {
 impl P {
     fn run(self) -> Result<(), Exit> {
         let (name, k) = amount(&self.what)?;
-        let path = path(name)? + "/p";
-        let spec = TakeSpec { k, wait: self.wait, owner: self.owner.or_else(|| Some(owner())) };
+        let owner = self.owner.or_else(|| Some(owner()));
+        let spec = TakeSpec { k, wait: self.wait, owner, id: self.id };
         // One call that is answered when the units are taken. Whoever ends this process hangs up,
         // and with that gives up.
-        let patience = self.wait.map_or(Duration::MAX, |wait| wait.saturating_add(PATIENCE));
-        let taken: Result<Taken, Exit> = self.server.with(async |client| {
-            Ok(client.call(Method::POST, &path, Some(&spec), patience).await?)
-        });
+        let taken: Result<Taken, Exit> =
+            self.server.with(async |client| Ok(client.p(name, &spec).await?));
         let taken = taken.map_err(|exit| match (exit.code, self.wait) {
             (TIMEOUT, Some(wait)) => {
                 Exit::new(TIMEOUT, format!("not taken within {}", duration::show(wait)))
@@ -175,10 +181,9 @@ impl P {
 impl V {
     fn run(self) -> Result<(), Exit> {
         let (name, m) = amount(&self.what)?;
-        let path = path(name)? + "/v";
-        let added: serde_json::Value = self.server.with(async |client| {
-            Ok(client.call(Method::POST, &path, Some(&AddSpec { m }), PATIENCE).await?)
-        })?;
+        let spec = AddSpec { m, id: self.id };
+        let added: serde_json::Value =
+            self.server.with(async |client| Ok(client.v(name, &spec).await?))?;
         if self.json {
             return print_json(&added);
         }

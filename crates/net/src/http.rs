@@ -456,8 +456,9 @@ async fn take(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest
 
 async fn add(Shared(app): Shared<App>, Named(name): Named, request: HttpRequest<Body>) -> Answer {
     let spec: AddSpec = body(request).await?;
-    app.site.v(&name, spec.m).await?;
-    ok(&Added { name, m: spec.m, state: "added".to_owned() })
+    let m = spec.m;
+    app.site.add(&name, spec).await?;
+    ok(&Added { name, m, state: "added".to_owned() })
 }
 
 async fn gangs(Shared(app): Shared<App>) -> Answer {
@@ -590,7 +591,7 @@ struct FleetParams {
 struct FleetError {
     /// For programs.
     kind: String,
-    /// What is wrong and what to do.
+    /// The text: what is wrong and what to do.
     value: String,
 }
 

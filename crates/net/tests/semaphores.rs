@@ -26,7 +26,7 @@ async fn set(site: &Site, name: &str, value: u64, protocol: &str) {
 }
 
 fn take(k: u64) -> TakeSpec {
-    TakeSpec { k, wait: None, owner: None }
+    TakeSpec { k, wait: None, owner: None, id: None }
 }
 
 fn soon(k: u64, wait: Duration) -> TakeSpec {

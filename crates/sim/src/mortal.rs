@@ -7,6 +7,8 @@
 //! hear that they are over.
 
 mod keeps;
+mod leave;
+mod ops;
 mod papers;
 mod search;
 
@@ -18,7 +20,9 @@ use kofm_core::epoch::{
     Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, Demand, Effect, Input, PoolId, Protocol, SiteId, Stamp, Unit, Units};
+use kofm_core::{
+    Cluster, Demand, Effect, Input, PoolId, Protocol, Service, SiteId, Stamp, Unit, Units,
+};
 
 pub use search::{Finding, explore};
 
@@ -42,6 +46,11 @@ pub struct Budget {
     /// How often a lease is presented to a site. If never, leases end with the life that granted
     /// them, or go on with the next life of the same site.
     pub papers: u32,
+    /// Sites that leave by themselves; each comes back in another life.
+    pub leaves: u32,
+    /// How often an operation on a semaphore is called again, at any site. If never, operations
+    /// have no ids.
+    pub repeats: u32,
     /// Whether only the first living site notices that others are gone or over: fewer worlds.
     pub calm: bool,
 }
@@ -55,6 +64,8 @@ pub struct Client {
     pub held: Option<Vec<Unit>>,
     /// The lease that it has, where leases are presented.
     pub lease: Option<LeaseKey>,
+    /// The name that it was made with.
+    pub origin: Stamp,
 }
 
 /// One site with its clients.
@@ -78,6 +89,10 @@ pub struct Seat<P: Protocol, R: Rules> {
     pub orphans: BTreeMap<Stamp, LeaseKey>,
     /// Grants of which the clients have not heard: copies are made first.
     pub pending: BTreeMap<Stamp, LeaseKey>,
+    /// Units that its clients have still to add to semaphores, one at a time.
+    pub adds: u32,
+    /// What its disk says of its account with semaphores.
+    pub disk: Option<BTreeMap<PoolId, epoch::Account>>,
     /// What is written down for the next life: what clients held when the last one died, whether
     /// or not their leases have ended since.
     pub journal: BTreeMap<Stamp, Standing>,
@@ -97,10 +112,16 @@ struct Common<R> {
     store: Arc<Record<Cluster>>,
     proposals: Vec<Arc<Record<Cluster>>>,
     ghosts: Vec<Ghost>,
+    /// Clients of sites that left, by the names that their claims have at sites which have not
+    /// installed the record.
+    strays: BTreeMap<Stamp, Client>,
     /// What leases are presented with, of all grants so far; none where they never are.
     deck: Option<papers::Deck>,
     /// The promises that clients have, where only a person ends leases.
     promises: Option<keeps::Promises>,
+    /// Operations of clients on semaphores, and whether with ids.
+    ops: ops::Ops,
+    named: bool,
     budget: Budget,
     rules: R,
     /// The largest size that each pool ever has.
@@ -151,6 +172,8 @@ pub enum Action<T> {
     LapseGhost(usize),
     /// A site has waited long enough for those who departed.
     Over(SiteId, u64),
+    /// A site wants to leave.
+    Leave(SiteId),
     /// A site asks for another size of the first pool.
     Resize(SiteId),
     /// A site asks for the first unit to be taken out of use, or to be returned.
@@ -161,6 +184,12 @@ pub enum Action<T> {
     Tell(SiteId, Stamp),
     /// A claim without a client ends.
     Expire(SiteId, Stamp),
+    /// A client of this site takes units from a semaphore, or adds some: the demand of this number.
+    Take(SiteId, usize),
+    /// The same for units that are added.
+    Add(SiteId, usize),
+    /// A client that was not answered calls again, at this site.
+    Repeat(usize, SiteId),
 }
 
 impl<P: Protocol, R: Rules> World<P, R> {
@@ -178,6 +207,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
             clients: BTreeMap::new(),
             orphans: BTreeMap::new(),
             pending: BTreeMap::new(),
+            adds: script.adds.get(me.index()).copied().unwrap_or(0),
+            disk: budget.memory.then(BTreeMap::new),
             journal: BTreeMap::new(),
         };
         let keeps = !cluster.keeps.is_empty();
@@ -191,8 +222,11 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 store,
                 proposals: Vec::new(),
                 ghosts: Vec::new(),
+                strays: BTreeMap::new(),
                 deck: (budget.papers > 0 || keeps).then(papers::Deck::default),
                 promises: keeps.then(keeps::Promises::default),
+                ops: ops::Ops::new(cluster),
+                named: budget.repeats > 0,
                 budget,
                 rules,
                 most,
@@ -267,7 +301,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
         script: &Script,
         list: &mut Vec<Action<P::Timer>>,
     ) {
-        if member.may_grant() {
+        if member.may_grant() && P::PROFILE.serves == Service::Semaphore {
+            self.enabled_ops(site, seat, script, list);
+        } else if member.may_grant() {
             if seat.rounds > 0 && seat.clients.len() < script.slots {
                 list.extend((0..script.demands.len()).map(|i| Action::Claim(site, i)));
             }
@@ -286,6 +322,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
             let timers = seat.timers.iter().filter(|_| fire);
             list.extend(timers.map(|&timer| Action::Fire(site, timer)));
         }
+        self.enabled_to_leave(site, seat, list);
         let budget = &self.common.budget;
         if budget.crashes > 0 {
             list.push(Action::Crash(site));
@@ -378,7 +415,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let stamp = seat.member.as_ref().and_then(Member::next_stamp);
                 let claim = stamp.expect("a site that may grant has a protocol");
                 seat.rounds -= 1;
-                let client = Client { demand: demand.clone(), held: None, lease: None };
+                let origin = claim;
+                let client = Client { demand: demand.clone(), held: None, lease: None, origin };
                 seat.clients.insert(claim, client);
                 if claim.time <= seat.last {
                     let detail = format!("{claim} after one of {}", seat.last);
@@ -444,11 +482,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 self.change(site, epoch::Input::Suspect(suspects))
             }
             Action::Decide(number) => {
+                self.judge_leaving(&self.common.proposals[number])?;
                 let common = Arc::make_mut(&mut self.common);
                 common.store = common.proposals.remove(number);
                 let epoch = common.store.epoch;
                 common.proposals.retain(|proposal| proposal.epoch > epoch);
-                Ok(())
+                self.judge_record()
             }
             Action::Learn(site) => {
                 let store = Arc::clone(&self.common.store);
@@ -467,6 +506,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 Ok(())
             }
             Action::Over(site, epoch) => self.change(site, epoch::Input::Over(epoch)),
+            Action::Leave(site) => {
+                Arc::make_mut(&mut self.common).budget.leaves -= 1;
+                self.change(site, epoch::Input::Leave)
+            }
             Action::Resize(site) => {
                 let units = Arc::make_mut(&mut self.common).budget.resize.take();
                 let mut plan = self.common.store.plan.clone();
@@ -486,9 +529,15 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 self.tell_holder(site, claim);
                 Ok(())
             }
+            Action::Take(site, number) => self.take(site, &script.demands[number]),
+            Action::Add(site, number) => self.add(site, &script.amounts[number]),
+            Action::Repeat(op, site) => self.repeat(op, site),
             Action::Expire(site, claim) => {
                 let seat = Arc::make_mut(&mut self.seats[site.index()]);
                 let lease = seat.orphans.remove(&claim);
+                if lease.as_ref().is_some_and(leave::is_nobodys) {
+                    return self.end_nobodys(site, claim);
+                }
                 self.release_promise(lease);
                 self.release_unknown(site, claim);
                 self.step(site, MemberInput::Local(Input::Release { claim, part: None }))
@@ -499,11 +548,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
     fn crash(&mut self, site: SiteId) {
         let memory = self.common.budget.memory;
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
-        let ghost = end_life(site, seat, memory);
+        let mut ghost = end_life(site, seat, memory);
         let lapsed = std::mem::take(&mut seat.lapsed);
         seat.member = None;
         seat.timers.clear();
         seat.pending.clear();
+        ghost.held.extend(self.lose_strays(site));
         let common = Arc::make_mut(&mut self.common);
         common.budget.crashes -= 1;
         if !ghost.held.is_empty() && !lapsed {
@@ -532,11 +582,12 @@ impl<P: Protocol, R: Rules> World<P, R> {
         seat.orphans.clear();
         seat.pending.clear();
         let (life, claims) = (seat.incarnation, std::mem::take(&mut seat.journal));
-        let mut member = if self.common.budget.memory {
+        let member = if self.common.budget.memory {
             Member::remembering(rules, site, life, store, claims)
         } else {
             Member::new(rules, site, life, store)
         };
+        let mut member = member.with_disk(seat.disk.clone());
         let lease = MemberInput::Change(epoch::Input::Lease(true));
         member.step(lease, &mut Vec::new()).expect("a lease is no message");
         seat.member = Some(member);
@@ -576,11 +627,16 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let mut out = Vec::new();
         act(member, &mut out)?;
         member.forget_fence();
+        ops::write_down(seat, self.common.budget.memory);
         let mut sends = Vec::new();
         let (mut departed, mut inherited) = (false, false);
         let (mut granted, mut held_back, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-        let mut resumed = false;
+        let (mut done, mut resumed) = (Vec::new(), false);
         for effect in out {
+            if matches!(effect, MemberEffect::Installed) {
+                self.take_moved(site);
+            }
+            let seat = Arc::make_mut(&mut self.seats[site.index()]);
             match effect {
                 MemberEffect::Send { to, mut frame, .. } => {
                     if let Frame::Protocol { clock, .. } = &mut frame {
@@ -611,10 +667,16 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     inherited = true;
                 }
                 MemberEffect::Resumed => resumed = true,
+                MemberEffect::Done { number } => done.push(number),
                 MemberEffect::Departed => departed = true,
                 MemberEffect::Kept(leases) => kept.extend(leases),
             }
         }
+        let left = departed && self.let_go(site)?;
+        if departed && !left {
+            drop(self.lose_strays(site));
+        }
+        let seat = Arc::make_mut(&mut self.seats[site.index()]);
         if departed {
             let ghost = (deck.is_some() && !seat.lapsed)
                 .then(|| end_life(site, seat, self.common.budget.memory));
@@ -631,6 +693,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
         }
         for claim in granted {
             self.number(site, claim);
+        }
+        for number in done {
+            self.answered(number)?;
         }
         if inherited {
             self.inherit(site);
@@ -659,9 +724,13 @@ impl<P: Protocol, R: Rules> World<P, R> {
     fn inherit(&mut self, site: SiteId) {
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let Some(member) = &seat.member else { return };
-        let (mut taken, mut orphans) = (Vec::new(), BTreeMap::new());
+        let mut taken = Vec::new();
+        let nobodys = seat.orphans.iter().filter(|it| leave::is_nobodys(it.1));
+        let nobodys = nobodys.filter(|it| member.claims().contains_key(it.0));
+        let mut orphans: BTreeMap<_, _> = nobodys.map(|(&claim, &lease)| (claim, lease)).collect();
         for (&claim, Standing { demand, held, adopted, .. }) in member.claims() {
-            if held.is_none() || seat.clients.contains_key(&claim) {
+            let known = seat.clients.contains_key(&claim) || orphans.contains_key(&claim);
+            if held.is_none() || known {
                 continue;
             }
             let lease = adopted.map(|it| it.lease);
@@ -674,7 +743,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                     continue;
                 }
                 let (demand, held) = (demand.clone(), held.clone());
-                seat.clients.insert(claim, Client { demand, held, lease });
+                seat.clients.insert(claim, Client { demand, held, lease, origin: claim });
                 taken.push(claim);
             }
         }
@@ -735,7 +804,10 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 }
             }
             let claims = seat.clients.len() + seat.orphans.len();
-            if member.may_grant() && member.claims().len() != claims {
+            if P::PROFILE.serves != Service::Semaphore
+                && member.may_grant()
+                && member.claims().len() != claims
+            {
                 return Err(Violation::new("claims", "a claim has no client".to_owned()));
             }
         }
@@ -745,6 +817,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
 
     /// When nothing can happen any more, everybody was served and nothing is missing.
     fn judge_rest(&self) -> Result<(), Violation> {
+        if P::PROFILE.serves == Service::Semaphore {
+            return self.judge_ops_at_rest();
+        }
         let has = |seat: &Seat<P, R>| !seat.clients.is_empty() || !seat.orphans.is_empty();
         let waits = self.seats.iter().any(|seat| has(seat));
         let living = || self.seats.iter().filter_map(|seat| seat.member.as_ref());

@@ -16,7 +16,7 @@ use kofm_core::{
 };
 
 pub use self::setup::Setup;
-pub(crate) use self::setup::draw_demand;
+pub(crate) use self::setup::{draw_demand, draw_one};
 use crate::faults::{Fault, Weather};
 use crate::gangs::Gangs;
 use crate::groups::{Cast, names_groups};

@@ -6,6 +6,7 @@
 //! from one seed.
 
 mod clients;
+mod ops;
 mod strikes;
 
 use std::cmp::Reverse;
@@ -16,7 +17,7 @@ use kofm_core::epoch::{
     self, Frame, Member, MemberEffect, MemberInput, Phase, Record, Rules, Slip, Standing,
 };
 use kofm_core::parts::SiteSet;
-use kofm_core::{Cluster, Effect, Input, InputOf, Protocol, SiteId, Stamp, Unit};
+use kofm_core::{Cluster, Effect, Input, InputOf, PoolId, Protocol, Service, SiteId, Stamp, Unit};
 
 use crate::faults::Fault;
 use crate::mortal::usable;
@@ -90,6 +91,16 @@ enum Event<P: Protocol> {
     GiveUp {
         client: usize,
         claim: Stamp,
+    },
+    /// A client calls P or V, again if it was not answered.
+    Call {
+        client: usize,
+        id: u64,
+    },
+    /// A client adds what it took from a semaphore.
+    Return {
+        client: usize,
+        op: epoch::Op,
     },
     Fire {
         site: SiteId,
@@ -170,6 +181,8 @@ struct Place<P: Protocol, R: Rules> {
     departed: bool,
     /// What is written down for the next life.
     journal: BTreeMap<Stamp, Standing>,
+    /// What its disk says of its account with semaphores.
+    disk: Option<BTreeMap<PoolId, epoch::Account>>,
 }
 
 #[derive(Clone, Copy)]
@@ -195,6 +208,8 @@ struct Storm<'a, P: Protocol, R: Rules> {
     /// When the lease of each life ends.
     leases: BTreeMap<(SiteId, u64), Time>,
     clients: Vec<Option<Live>>,
+    /// Operations of clients on semaphores.
+    ops: ops::Ops,
     events: BinaryHeap<Reverse<(Time, u64, usize)>>,
     slab: Vec<Option<Event<P>>>,
     free: Vec<usize>,
@@ -236,6 +251,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             waits_for: BTreeSet::new(),
             departed: false,
             journal: BTreeMap::new(),
+            disk: Some(BTreeMap::new()),
         };
         Self {
             setup,
@@ -249,6 +265,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             store,
             leases: BTreeMap::new(),
             clients: vec![None; sites * setup.clients as usize],
+            ops: ops::Ops::new(sites * setup.clients as usize),
             events: BinaryHeap::new(),
             slab: Vec::new(),
             free: Vec::new(),
@@ -277,6 +294,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
         for client in 0..self.clients.len() {
             self.think(client);
         }
+        self.fill_semaphores();
         for &fault in &self.setup.faults {
             if !matches!(fault, Fault::ClockRate) {
                 let at = EVERY.draw(&mut self.weather);
@@ -336,6 +354,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             | Event::Over { site, .. } => Some(*site),
             Event::Strike { .. }
             | Event::Outage
+            | Event::Call { .. }
+            | Event::Return { .. }
             | Event::Restart { .. }
             | Event::Renew { .. }
             | Event::Propose { .. }
@@ -370,6 +390,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
                     self.tell(site, Input::Fire { timer });
                 }
             }
+            Event::Call { client, id } => self.call_again(client, id),
+            Event::Return { client, op } => self.issue(client, op),
             Event::Strike { fault } => self.strike(fault),
             Event::Outage => self.outage(),
             Event::Restart { site } => self.begin_life(site),
@@ -386,6 +408,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             Event::Propose { site, life, record } => {
                 if record.epoch == self.store.epoch + 1 {
                     self.store = record;
+                    self.judge_record();
                 }
                 self.send_store(site, life);
             }
@@ -500,6 +523,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             let detail = format!("{site} refused a correct site's message: {fault}");
             self.oracle.violate("understanding", detail);
         }
+        self.write_down(site);
         for effect in out {
             self.carry_out(site, effect);
         }
@@ -549,6 +573,7 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
             MemberEffect::Local(Effect::Send { .. })
             | MemberEffect::Resumed
             | MemberEffect::Kept(_) => {}
+            MemberEffect::Done { number } => self.answered(site, number),
             MemberEffect::Departed => self.place(site).departed = true,
         }
     }
@@ -699,7 +724,8 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
 
     /// Everything was asked for, and nobody has had anything to do for a while.
     fn is_over(&mut self) -> bool {
-        let idle = self.remaining == 0 && self.clients.iter().all(Option::is_none);
+        let idle =
+            self.remaining == 0 && self.clients.iter().all(Option::is_none) && self.ops.are_done();
         if !idle {
             self.quiet = None;
         } else if self.quiet.is_none() {
@@ -713,9 +739,15 @@ impl<'a, P: Protocol, R: Rules> Storm<'a, P, R> {
 
     fn finish(mut self) -> Report {
         let living = || self.places.iter().filter_map(|place| place.member.as_ref());
+        // A person has to set values that are held back because too many sites were lost at once.
+        let sure = P::PROFILE.serves != Service::Semaphore || self.is_sure();
         let restless = living().filter(|m| !m.is_at_rest() || !m.may_grant()).count();
+        let restless = if sure { restless } else { 0 };
         let mut wrong = Vec::new();
-        if self.remaining > 0 {
+        if P::PROFILE.serves == Service::Semaphore && sure {
+            wrong.extend(self.judge_values());
+        }
+        if self.remaining > 0 && sure {
             wrong.push(("progress", "nobody could claim for a long time".to_owned()));
         }
         if restless > 0 {

@@ -4,6 +4,7 @@
 //! the numbers that are left, so each may lead the largest known one by a limited amount only. All
 //! arithmetic on them stays far below the end of their type.
 
+use kofm_core::epoch::accounts::REMEMBERED;
 use kofm_core::epoch::{self, Copy, MAX_COPIES, Message, Report};
 use kofm_core::{Clock, SiteId};
 
@@ -119,7 +120,7 @@ pub fn message(
             report(from, told, known)
         }
         Message::Commit(record) => successor(record, known.epoch, Some(known)),
-        Message::Wish { suspects: _, joins, plan: _, over, papers: _ } => {
+        Message::Wish { suspects: _, joins, plan: _, over, papers: _, leaves: _ } => {
             epoch(*over, known.epoch)?;
             joins.iter().try_for_each(|(&site, told)| report(site, told, known))
         }
@@ -142,6 +143,10 @@ fn report(site: SiteId, report: &Report, known: &epoch::Record<Plan>) -> Result<
     let per_site = report.copies.values();
     per_site.map(Vec::as_slice).try_for_each(copies)?;
     ensure(report.papers.len() <= MAX_PAPERS, "more presented leases than a site keeps")?;
+    ensure(report.tickets.len() <= MAX_PAPERS, "more presented requests than a site keeps")?;
+    let books = report.books.iter().filter_map(|book| book.accounts.as_ref());
+    let mut accounts = books.flat_map(|books| books.values().flat_map(|sites| sites.values()));
+    ensure(accounts.all(|it| it.named.len() <= REMEMBERED), "more ids than a site remembers")?;
     within(report.clock, clock, JOIN_LEAD)
 }
 
@@ -213,6 +218,7 @@ mod tests {
                 plan: None,
                 over: 0,
                 papers: false,
+                leaves: false,
             },
         ] {
             assert!(message(&bad, from, &known).is_err(), "{bad:?}");

@@ -3,6 +3,7 @@
 //! One input at a time; everything that follows from it is done before the next one. Nothing in
 //! here waits. Its driver hands it what comes in.
 
+mod accounts;
 mod adopt;
 mod engines;
 mod epochs;
@@ -26,7 +27,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::epoch::{Adopted, LeaseKey, Tally};
+use kofm_core::epoch::accounts::Outcome as AccountNews;
+use kofm_core::epoch::{Account, Accounts, Adopted, LeaseKey};
 use kofm_core::{Clock, Demand, Kind, PoolId, Rejection, SiteId, Stamp, Unit};
 use rustc_hash::FxHashMap;
 use tokio::sync::{broadcast, oneshot};
@@ -137,9 +139,15 @@ pub struct Core {
     taker_by_claim: HashMap<(usize, Stamp), u64>,
     /// Claims of semaphores that are about to be withdrawn.
     leaving: HashMap<(usize, Stamp), Demand>,
+    /// The accounts of each protocol of semaphores, in the epoch that is installed.
+    accounts: BTreeMap<usize, Accounts<accounts::Deal>>,
+    account_news: Vec<(usize, accounts::Deal, AccountNews)>,
+    /// V that are not answered, by a key of this site's own.
+    adders: HashMap<u64, accounts::Adder>,
+    next_adder: u64,
     /// What is taken and added goes here, and what earlier lives did; nothing where they forgot.
     tallies: Option<Tallies>,
-    earlier: Option<BTreeMap<tallies::Key, Tally>>,
+    earlier: Option<BTreeMap<tallies::Key, Account>>,
 
     /// Gangs whose members meet here.
     rallies: BTreeMap<String, gangs::Rally>,
@@ -452,10 +460,13 @@ enum Timer {
 enum Todo {
     Take(u64),
     Leave(usize, Stamp),
-    Add {
-        semaphore: usize,
-        units: u32,
-        reply: Responder,
+    /// A V that is about to be done.
+    Add(u64),
+    /// A peer speaks about what it did with semaphores, or what this site did.
+    Accounts {
+        from: SiteId,
+        engine: usize,
+        message: Vec<u8>,
     },
     Claim(u64),
     /// A part of a request that is over is given back. Nobody finds the request by it any more.
@@ -484,7 +495,7 @@ impl Todo {
         undo: impl Fn(&Part) -> bool,
     ) -> bool {
         match self {
-            Self::Add { .. } => true,
+            Self::Add(_) => true,
             Self::Undo(part) => undo(part),
             Self::Move(engine, _) | Self::Granted(engine, ..) => heals(*engine),
             Self::Take(_)
@@ -493,6 +504,7 @@ impl Todo {
             | Self::Grant(_)
             | Self::Names(..)
             | Self::Numbers { .. }
+            | Self::Accounts { .. }
             | Self::Rejected(..)
             | Self::Revoked(..) => false,
         }
@@ -546,8 +558,12 @@ impl Core {
             takers: HashMap::new(),
             taker_by_claim: HashMap::new(),
             leaving: HashMap::new(),
+            accounts: BTreeMap::new(),
+            account_news: Vec::new(),
+            adders: HashMap::new(),
+            next_adder: 0,
             tallies: None,
-            earlier: Some(BTreeMap::new()),
+            earlier: None,
             requests: FxHashMap::default(),
             by_id: HashMap::new(),
             by_claim: FxHashMap::default(),
@@ -602,7 +618,7 @@ impl Core {
     }
 
     /// Keeps what is done with semaphores over the site's lives.
-    pub fn remember(&mut self, tallies: Tallies, earlier: Option<BTreeMap<tallies::Key, Tally>>) {
+    pub fn remember(&mut self, tallies: Tallies, earlier: Option<BTreeMap<tallies::Key, Account>>) {
         (self.tallies, self.earlier) = (Some(tallies), earlier);
     }
 

@@ -117,8 +117,7 @@ impl Legacy {
         let book = |kind: &Kind| Book {
             claims: BTreeMap::new(),
             idle: Some(self.idle.get(&kind.id()).cloned().unwrap_or_default()),
-            lines: BTreeMap::new(),
-            tallies: None,
+            ..Book::default()
         };
         let mut books: Vec<Book> = kinds.iter().map(book).collect();
         for saved in self.leases.values() {

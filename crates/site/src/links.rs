@@ -22,6 +22,8 @@ pub enum Payload {
     Rota { since: u64, clock: Clock, message: Vec<u8> },
     /// Another process says that it is the receiver, and was refused.
     Twin { address: String },
+    /// A site speaks about what was done with semaphores.
+    Accounts { epoch: u64, protocol: ProtocolId, message: Vec<u8> },
 }
 
 /// What links tell the site.

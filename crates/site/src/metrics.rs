@@ -26,6 +26,8 @@ pub struct Metrics {
     pub cancelled: u64,
     pub failed: u64,
     pub messages_sent: u64,
+    /// About what was done with semaphores, to and from keepers.
+    pub copies_sent: u64,
     pub messages_received: u64,
     pub peer_faults: u64,
     pub peer_resets: u64,
@@ -114,11 +116,11 @@ pub fn text(core: &Core, links: &[LinkInfo]) -> String {
     }
     out.head("kofm_semaphore_taken_total", "counter", "Units that clients of this site took.");
     for it in semaphores() {
-        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], it.tally.taken);
+        out.put("kofm_semaphore_taken_total", &[("semaphore", &it.name)], core.own_tally(it).taken);
     }
     out.head("kofm_semaphore_added_total", "counter", "Units that clients of this site added.");
     for it in semaphores() {
-        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], it.tally.added);
+        out.put("kofm_semaphore_added_total", &[("semaphore", &it.name)], core.own_tally(it).added);
     }
     for (name, help, value) in [
         ("kofm_requests_total", "Requests taken on.", metrics.submitted),
@@ -139,6 +141,8 @@ pub fn text(core: &Core, links: &[LinkInfo]) -> String {
     out.put("kofm_messages_total", &[("direction", "in")], metrics.messages_received);
     let help = "Messages sent about copies of leases in pools that hold or quarantine.";
     out.one("kofm_copy_messages_total", "counter", help, metrics.copy_messages);
+    let help = "Messages by which P and V are kept by other sites.";
+    out.one("kofm_semaphore_copies_total", "counter", help, metrics.copies_sent);
     let help = "Units that were found with two holders; always 0.";
     out.one("kofm_units_conservation_error", "gauge", help, metrics.conservation_errors);
     let times = || pools().filter_map(|pool| Some((&*pool.name, pool.times.as_deref()?)));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kofm_core::epoch::{self, Standing, Survey};
+use kofm_core::epoch::{self, Standing, Survey, keepers};
 use kofm_core::parts::SiteSet;
 use kofm_core::quorums::Arbitration;
 use kofm_core::voting::Electorate;
@@ -496,13 +496,9 @@ impl epoch::Plan for Plan {
         kinds().into_iter().map(cluster).collect()
     }
 
-    /// The voters; where others decide, a few members.
+    /// Those that vote come first: while the cluster goes on, most of them are there.
     fn keepers(&self, members: &SiteSet) -> SiteSet {
-        if self.voters.is_empty() {
-            members.iter().take(epoch::MOST_KEEPERS).collect()
-        } else {
-            self.voters.keys().copied().collect()
-        }
+        keepers::among(members, &self.voters.keys().copied().collect())
     }
 
     fn keeps(&self) -> BTreeSet<(usize, PoolId)> {
@@ -546,9 +542,7 @@ impl epoch::Plan for Plan {
             survey.withheld_units.retain(|unit| stays(unit.pool));
             if let Some(counts) = &mut survey.counts {
                 counts.values.retain(|&pool, _| stays(pool));
-                for tallies in counts.tallies.values_mut() {
-                    tallies.retain(|&pool, _| stays(pool));
-                }
+                counts.accounts.retain(|&pool, _| stays(pool));
             }
         }
         surveys
@@ -579,6 +573,7 @@ mod tests {
             plan: Plan::default(),
             quarantine: BTreeMap::new(),
             surveys: vec![Survey::default(); kinds().len()],
+            moves: Vec::new(),
         };
         let quorum = kinds().iter().position(|&it| it == Kind::Quorum).unwrap();
         record.surveys[quorum].clock.time = 7;

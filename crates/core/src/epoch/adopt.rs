@@ -336,8 +336,7 @@ mod tests {
         let book = |claims| Book { claims, idle: Some(Vec::new()), ..Book::default() };
         let kept = Withheld { named, ..Withheld::default() };
         let sites = [(SiteId(0), 1)].into();
-        let quarantine =
-            Quarantine { sites, books: Vec::from([kept]), ..Quarantine::default() };
+        let quarantine = Quarantine { sites, books: Vec::from([kept]), ..Quarantine::default() };
         let record = Record {
             epoch: 3,
             members: [(SiteId(1), 1)].into(),
@@ -345,6 +344,7 @@ mod tests {
             plan: Cluster::new(2, 1),
             quarantine: [(2, quarantine)].into(),
             surveys: Vec::from([Survey { claims, ..Survey::default() }]),
+            moves: Vec::new(),
         };
         let books = Vec::from([book([held(0, 0)].into())]);
         let report = Report { books, ..Report::empty(2) };

@@ -3,17 +3,21 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::accounts::{Account, Books};
 use super::adopt::adopt;
+use super::keepers;
+use super::leave::{hand_over, leavers};
 use super::orphans;
 use super::rules::{Rules, Slip};
 use super::survey::{Book, Counts, Plan, Quarantine, Record, Report, Standing, Survey, Withheld};
+use crate::parts::SiteSet;
 use crate::types::{Clock, Cluster, PoolId, SiteId, Stamp, Unit, Units};
 
 /// How far clocks leap at a change of epoch: further than any site can have got in an epoch
 /// without being heard of. So the stamps and fences of an epoch are larger than all before.
 const LEAP: u64 = 1 << 32;
 
-/// The record that follows `record`, from the reports of everybody who is to be in it.
+/// The record that follows `record`, from the reports of all sites that are to be in it, or leave.
 pub(super) fn conclude<C: Plan, R: Rules>(
     record: &Record<C>,
     reports: &BTreeMap<SiteId, &Report>,
@@ -22,8 +26,10 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     rules: R,
 ) -> Record<C> {
     let epoch = record.epoch + 1;
+    let leave = leavers(reports);
     let stays = |(site, incarnation): &(&SiteId, &u64)| {
-        reports.get(site).is_some_and(|report| report.incarnation == **incarnation)
+        let withheld = rules.slips(Slip::LeaverIsWithheld) && leave.contains(*site);
+        reports.get(site).is_some_and(|report| report.incarnation == **incarnation) && !withheld
     };
     let departed: BTreeMap<SiteId, u64> =
         record.members.iter().filter(|member| !stays(member)).map(|(&s, &i)| (s, i)).collect();
@@ -81,6 +87,7 @@ pub(super) fn conclude<C: Plan, R: Rules>(
     let facts = orphans::facts(known);
     adopt(record, reports, &clusters, &mut gathered, &mut quarantine, &facts, rules);
     orphans::go_on(record, reports, ended, clock, &mut gathered, rules);
+    let moves = hand_over(record, reports, &clusters, &mut gathered, &mut clock, rules);
     let mut surveys = Vec::new();
     for ((number, cluster), mut survey) in clusters.iter().enumerate().zip(gathered) {
         let books = books_of(number);
@@ -96,8 +103,12 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         let kept = quarantine.values().filter_map(|kept| kept.books.get(number));
         let kept: Vec<&Withheld> = kept.collect();
         survey.clock = clock;
-        let before = record.surveys.get(number).and_then(|survey| survey.counts.as_ref());
-        survey.counts = count(before, &books, &fresh.sites, cluster);
+        let before = record.surveys.get(number);
+        let stayed = |site: SiteId| {
+            let life = reports.get(&site).map(|report| report.incarnation);
+            life.is_some() && record.members.get(&site).copied() == life
+        };
+        survey.counts = count(before, &books, &stayed, &fresh.sites, cluster, rules);
         // Units taken from a semaphore have no holder.
         fresh.books.push(if survey.counts.is_some() {
             Withheld::default()
@@ -125,15 +136,25 @@ pub(super) fn conclude<C: Plan, R: Rules>(
             }
         }
     }
-    let members = reports.iter().map(|(&site, report)| (site, report.incarnation)).collect();
+    let members = reports.iter().filter(|(site, _)| !leave.contains(site));
+    let members = members.map(|(&site, report)| (site, report.incarnation)).collect();
     let mut lives = record.lives.clone();
     lives.extend(reports.iter().map(|(&site, report)| (site, report.incarnation)));
-    let mut next =
-        Record { epoch, members, lives, plan: plan.clone(), quarantine, surveys: Vec::new() };
+    let mut next = Record {
+        epoch,
+        members,
+        lives,
+        plan: plan.clone(),
+        quarantine,
+        surveys: Vec::new(),
+        moves,
+    };
     let clusters = next.clusters();
     let mut surveys = record.plan.carry(plan, surveys);
     surveys.resize_with(clusters.len(), || Survey { clock, ..Survey::default() });
+    let keepers = next.keepers();
     for (survey, cluster) in surveys.iter_mut().zip(&clusters) {
+        survey.keepers.clone_from(&keepers);
         trim(survey, cluster);
     }
     next.surveys = surveys;
@@ -184,52 +205,109 @@ fn take_back<C>(
     }
 }
 
-/// What is left of semaphores. Exactly, where everybody has said what it did. Otherwise whoever
-/// departed just now may have taken all that was left; what was added and taken since is certain.
+/// The values of semaphores: exact, where enough keepers have said what they know. Otherwise those
+/// that departed just now may have taken all that was left; the operations of others are certain.
 fn count(
-    before: Option<&Counts>,
+    before: Option<&Survey>,
     books: &[(SiteId, &Book)],
+    stayed: &impl Fn(SiteId) -> bool,
     departed: &BTreeMap<SiteId, u64>,
     cluster: &Cluster,
+    rules: impl Rules,
 ) -> Option<Counts> {
-    if before.is_none() && books.iter().all(|(_, book)| book.tallies.is_none()) {
+    let known = before.and_then(|survey| survey.counts.as_ref());
+    if known.is_none() && books.iter().all(|(_, book)| book.accounts.is_none()) {
         return None;
     }
-    let before = before.cloned().unwrap_or_default();
-    let mut counts = before.clone();
-    // Whoever has come back with another life is not to be believed for what it has forgotten.
-    counts.unsure = counts.unsure.iter().chain(departed.keys().copied()).collect();
-    for (site, book) in books {
-        if let Some(tallies) = &book.tallies {
-            counts.unsure.remove(*site);
-            counts.tallies.insert(*site, tallies.clone());
+    let first = known.cloned().unwrap_or_default();
+    let mut counts = first.clone();
+    let told = books.iter().filter_map(|(site, book)| Some((*site, book.accounts.as_ref()?)));
+    for (_, accounts) in told.clone().filter(|(site, _)| stayed(*site)) {
+        for (&pool, sites) in accounts {
+            for (&site, account) in sites {
+                let known = counts.accounts.entry(pool).or_default().entry(site).or_default();
+                known.catch_up(account);
+            }
         }
     }
-    let sum = |counts: &Counts, pool: PoolId| {
-        let tallies = counts.tallies.values().filter_map(|tallies| tallies.get(&pool));
-        tallies.fold((0_u64, 0_u64), |(added, taken), tally| {
-            (added.saturating_add(tally.added), taken.saturating_add(tally.taken))
-        })
-    };
+    let left: SiteSet = books.iter().map(|(site, _)| *site).filter(|site| stayed(*site)).collect();
+    let enough = before.is_some_and(|it| keepers::meet_every_majority(&it.keepers, &left))
+        || departed.is_empty()
+        || rules.slips(Slip::CertainWithTooFew);
+    if !enough {
+        counts.unsure = counts.unsure.iter().chain(departed.keys().copied()).collect();
+    }
+    // By what the members of the last epoch did in it.
+    let since = counts.accounts.clone();
+    for (site, accounts) in told.filter(|(site, _)| !stayed(*site)) {
+        if counts.unsure.remove(site) || rules.slips(Slip::DiskBeatsRecord) {
+            for (&pool, sites) in accounts {
+                let Some(account) = sites.get(&site) else { continue };
+                let known = counts.accounts.entry(pool).or_default();
+                if rules.slips(Slip::DiskBeatsRecord) {
+                    known.entry(site).or_default().catch_up(account);
+                } else {
+                    go_on_from_disk(known, site, account);
+                }
+            }
+        }
+    }
+    if rules.slips(Slip::BelievesTheWiped) {
+        let wiped = books.iter().filter(|(site, book)| !stayed(*site) && book.accounts.is_none());
+        for (site, _) in wiped {
+            counts.accounts.values_mut().for_each(|sites| drop(sites.remove(site)));
+            counts.unsure.remove(*site);
+        }
+    }
     counts.values = (0..)
         .map(PoolId)
         .zip(&cluster.pools)
-        .map(|(pool, &first)| {
-            let (added, taken) = sum(&counts, pool);
-            let exact = u64::from(first.0).saturating_add(added).saturating_sub(taken);
+        .map(|(pool, &units)| {
+            let old = first.values.get(&pool).copied().unwrap_or_else(|| units.0.into());
+            let start = sum(&first.accounts, pool);
+            let exact = plus(units.0.into(), (0, 0), sum(&counts.accounts, pool));
             if counts.unsure.is_empty() {
                 return (pool, exact);
             }
-            let (old_added, old_taken) = sum(&before, pool);
-            let certain = before.values.get(&pool).copied().unwrap_or_else(|| first.0.into());
-            let certain = certain
-                .saturating_add(added.saturating_sub(old_added))
-                .saturating_sub(taken.saturating_sub(old_taken));
-            let shaken = departed.keys().any(|site| counts.unsure.contains(*site));
+            let shaken = !enough && departed.keys().any(|site| counts.unsure.contains(*site));
+            let certain = plus(old, start, sum(&since, pool));
             (pool, if shaken { 0 } else { certain.min(exact) })
         })
         .collect();
     Some(counts)
+}
+
+/// Takes over the account on the disk of `site`. It may have operations that no other site heard
+/// of, and whose clients have called again elsewhere: those are undone.
+fn go_on_from_disk(accounts: &mut BTreeMap<SiteId, Account>, site: SiteId, disk: &Account) {
+    let mut known = accounts.remove(&site).unwrap_or_default();
+    if disk.length() > known.length() {
+        known.tally = disk.tally;
+        let old: BTreeSet<u128> = known.named.iter().map(|it| it.id).collect();
+        for &named in disk.named.iter().filter(|it| !old.contains(&it.id)) {
+            let mut others = accounts.values().flat_map(|account| &account.named);
+            if others.any(|it| it.id == named.id) {
+                known.count(-named.change);
+            } else {
+                known.remember(named);
+            }
+        }
+    }
+    accounts.insert(site, known);
+}
+
+/// Units that all sites together have added to a semaphore, and taken from it.
+fn sum(accounts: &Books, pool: PoolId) -> (u64, u64) {
+    let tallies = accounts.get(&pool).into_iter().flat_map(|sites| sites.values());
+    tallies.fold((0_u64, 0_u64), |(added, taken), Account { tally, .. }| {
+        (added.saturating_add(tally.added), taken.saturating_add(tally.taken))
+    })
+}
+
+/// A value after what was done since.
+const fn plus(value: u64, from: (u64, u64), to: (u64, u64)) -> u64 {
+    let more = value.saturating_add(to.0.saturating_sub(from.0));
+    more.saturating_sub(to.1.saturating_sub(from.1))
 }
 
 /// A report that brings no units and no claims.
@@ -238,8 +316,9 @@ fn without_books(report: &Report) -> Report {
         claims: BTreeMap::new(),
         idle: book.idle.as_ref().map(|_| Vec::new()),
         lines: BTreeMap::new(),
+        origins: BTreeMap::new(),
         // What was done with semaphores is known all the same.
-        tallies: book.tallies.clone(),
+        accounts: book.accounts.clone(),
     };
     Report { books: report.books.iter().map(empty).collect(), papers: Vec::new(), ..report.clone() }
 }
@@ -254,6 +333,8 @@ fn gather<'a>(books: impl Iterator<Item = (SiteId, &'a Book)>, cluster: &Cluster
         // A site speaks for its own claims only.
         let claims = book.claims.iter().filter(|(claim, _)| claim.site == site);
         survey.claims.extend(claims.map(|(&claim, standing)| (claim, standing.clone())));
+        let origins = book.origins.iter().filter(|(claim, _)| claim.site == site);
+        survey.origins.extend(origins.map(|(&claim, &origin)| (claim, origin)));
         let idle = book.idle.iter().flatten().copied().filter(exists);
         survey.idle.extend(idle.map(|unit| (unit, site)));
         for (&pool, line) in &book.lines {
@@ -321,7 +402,9 @@ fn trim(survey: &mut Survey, cluster: &Cluster) {
             demand.parts().all(fits)
         }
     });
-    let Survey { claims, lines, .. } = survey;
+    let Survey { claims, lines, origins, renamed, .. } = survey;
+    origins.retain(|claim, _| claims.contains_key(claim));
+    renamed.retain(|_, claim| claims.contains_key(claim));
     let waits = |claim: &Stamp| claims.get(claim).is_some_and(|told| told.held.is_none());
     lines.retain(|&pool, lines| {
         for line in lines.values_mut() {

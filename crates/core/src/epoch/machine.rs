@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use super::conclude::conclude;
+use super::leave::{Ticket, leavers};
 use super::rules::{Rules, Slip, Sound};
 use super::survey::{Copy, LeaseKey, Paper, Plan, Record, Report};
 use crate::parts::SiteSet;
@@ -53,6 +54,11 @@ pub enum Input<C> {
         /// Leases that are over.
         over: Vec<LeaseKey>,
     },
+    /// The same of a claim that waited at such a site; see [`Record::may_queue`].
+    Queue(Ticket),
+    /// This site wants to be no member any more. From now on its answers to [`Effect::Freeze`] say
+    /// what it hands over. It reports, and is not in the next record if another site is.
+    Leave,
     /// A site that is no member wants to be one, with what it brings. For the site itself: send
     /// [`Message::Join`] to a member.
     Join {
@@ -95,8 +101,10 @@ pub enum Message<C> {
         plan: Option<C>,
         /// Departed with this epoch or before: certainly over.
         over: u64,
-        /// Holders have presented leases that the next record may let go on.
+        /// Clients have presented leases or claims that the next record may let go on.
         papers: bool,
+        /// The sender wants to leave.
+        leaves: bool,
     },
     /// I am no member and want to be one.
     Join(Report),
@@ -172,6 +180,8 @@ pub struct Epochs<C, R = Sound> {
     leased: bool,
     /// Whether this life was left out: nothing follows.
     departed: bool,
+    /// Whether it left as it wanted to.
+    left: bool,
     /// The newest epoch that each site has installed, as far as it has said.
     ready: BTreeMap<SiteId, u64>,
     /// Sites that asked for a report, and of which epoch; it may not be known here yet.
@@ -188,6 +198,8 @@ pub struct Epochs<C, R = Sound> {
     /// Leases that holders have presented here since the last record.
     papers: Vec<Paper>,
     copies: copies::Copies,
+    /// The same of claims that waited elsewhere.
+    tickets: Vec<Ticket>,
     rules: R,
 }
 
@@ -199,6 +211,7 @@ struct Wish<C> {
     plan: Option<C>,
     over: u64,
     papers: bool,
+    leaves: BTreeMap<SiteId, u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -227,6 +240,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             phase: Phase::Outside,
             leased: false,
             departed: false,
+            left: false,
             ready: BTreeMap::new(),
             asked: BTreeMap::new(),
             report: None,
@@ -236,12 +250,14 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 plan: None,
                 over: 0,
                 papers: false,
+                leaves: BTreeMap::new(),
             },
             rumours: BTreeMap::new(),
             told: None,
             change: None,
             papers: Vec::new(),
             copies: copies::Copies::default(),
+            tickets: Vec::new(),
             rules,
         }
     }
@@ -254,6 +270,11 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// Its life.
     pub const fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The rules that it plays by.
+    pub(super) const fn rules(&self) -> R {
+        self.rules
     }
 
     /// The newest record that it knows.
@@ -313,6 +334,16 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             }
             Input::Present(paper) => self.present(paper),
             Input::Keep { copies, over } => self.keep(copies, &over, out),
+            Input::Queue(ticket) => {
+                if self.phase != Phase::Outside && !self.tickets.contains(&ticket) {
+                    self.tickets.push(ticket);
+                }
+            }
+            Input::Leave => {
+                if self.phase != Phase::Outside {
+                    self.wish.leaves.insert(self.me, self.incarnation);
+                }
+            }
             Input::Join { site, report } => self.wish_join(site, report),
         }
         self.pursue(out);
@@ -353,7 +384,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 *known = epoch.max(*known);
                 self.try_resume(out);
             }
-            Message::Wish { suspects, joins, plan, over, papers } => {
+            Message::Wish { suspects, joins, plan, over, papers, leaves } => {
                 self.rumours.insert(from, suspects);
                 for (site, report) in joins {
                     self.wish_join(site, report);
@@ -363,6 +394,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
                 }
                 self.wish.over = self.wish.over.max(over);
                 self.wish.papers |= papers;
+                if let Some(&life) = self.record.members.get(&from).filter(|_| leaves) {
+                    self.wish.leaves.insert(from, life);
+                }
             }
             Message::Join(report) => self.wish_join(from, report),
             Message::Copies { epoch, copies, over } => {
@@ -381,6 +415,21 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     /// The leases that were presented here since the last record.
     pub fn papers(&self) -> &[Paper] {
         &self.papers
+    }
+
+    /// The claims that were presented here since the last record.
+    pub fn tickets(&self) -> &[Ticket] {
+        &self.tickets
+    }
+
+    /// Whether this site has said that it [leaves](Input::Leave).
+    pub fn leaves(&self) -> bool {
+        self.wish.leaves.get(&self.me) == Some(&self.incarnation)
+    }
+
+    /// Whether it has left: the newest record was made from its last report, without it.
+    pub const fn left(&self) -> bool {
+        self.left
     }
 
     fn wish_join(&mut self, site: SiteId, report: Report) {
@@ -416,7 +465,8 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn freeze(&mut self, out: &mut Vec<Effect<C>>) {
         if self.report.is_none() && self.phase != Phase::Frozen {
-            if !self.rules.slips(Slip::ReportsAndGoesOn) {
+            let slips = self.rules.slips(Slip::LeaverGoesOn) && self.leaves();
+            if !slips && !self.rules.slips(Slip::ReportsAndGoesOn) {
                 self.phase = Phase::Frozen;
             }
             out.push(Effect::Freeze);
@@ -425,8 +475,16 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn frozen(&mut self, mut report: Report, out: &mut Vec<Effect<C>>) {
         report.incarnation = self.incarnation;
-        report.papers.clone_from(&self.papers);
         self.copies.tell(&mut report);
+        if self.leaves() {
+            // Its clients present theirs elsewhere.
+            report.leaves.get_or_insert_default();
+            report.papers.clear();
+        } else {
+            report.leaves = None;
+            report.papers.clone_from(&self.papers);
+            report.tickets.clone_from(&self.tickets);
+        }
         for book in &mut report.books {
             match self.rules.slip() {
                 Some(Slip::LosesWaiting) => book.claims.retain(|_, told| told.held.is_some()),
@@ -449,12 +507,14 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         }
         let ours = self.change.take().and_then(|change| change.proposed);
         let was_member = self.phase != Phase::Outside;
+        let leaves = self.leaves();
         self.record = Arc::clone(&record);
         self.rumours.clear();
         self.told = None;
         self.report = None;
         self.papers.clear();
         self.copies = copies::Copies::begin(&record);
+        self.tickets.clear();
         self.wish.papers = false;
         self.ready.retain(|_, ready| *ready >= record.epoch);
         if ours.is_some_and(|ours| ours == record) {
@@ -466,6 +526,10 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             && !self.departed
             && !self.rules.slips(Slip::NeverDeparts)
         {
+            let life = (&self.me, &self.incarnation);
+            let missed =
+                self.record.quarantine.values().any(|it| it.sites.get(life.0) == Some(life.1));
+            self.left = leaves && !missed;
             self.phase = Phase::Outside;
             self.departed = true;
             out.push(Effect::Depart(record));
@@ -568,8 +632,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
         let now = (leader, self.record.epoch, self.wish.clone());
         let news = self.told.as_ref() != Some(&now);
         if news && (self.told.is_some() || self.wants_change()) {
-            let Wish { suspects, joins, plan, over, papers } = self.wish.clone();
-            let message = Message::Wish { suspects, joins, plan, over, papers };
+            let leaves = self.leaves();
+            let Wish { suspects, joins, plan, over, papers, .. } = self.wish.clone();
+            let message = Message::Wish { suspects, joins, plan, over, papers, leaves };
             out.push(Effect::Send { to: leader, message });
             self.told = Some(now);
         }
@@ -598,7 +663,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
 
     fn forget_fulfilled(&mut self) {
         let record = &self.record;
-        self.wish.papers |= self.papers.iter().any(|paper| record.may_adopt(paper));
+        self.wish.papers |= self.papers.iter().any(|paper| record.may_adopt(paper))
+            || self.tickets.iter().any(|ticket| record.may_queue(ticket));
+        self.wish.leaves.retain(|site, life| record.members.get(site) == Some(life));
         let readmits = self.rules.slips(Slip::ReadmitsTheDeparted);
         let lives = if readmits { &record.members } else { &record.lives };
         self.wish.suspects.retain(|site, life| record.members.get(site) == Some(life));
@@ -617,7 +684,15 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             || !self.wish.joins.is_empty()
             || self.wish.plan.is_some()
             || self.wish.papers
+            || self.may_leave()
             || over && !self.rules.slips(Slip::NeverEndsQuarantine)
+    }
+
+    /// Whether a site wants to leave and another would be left.
+    fn may_leave(&self) -> bool {
+        let stays = self.stays();
+        let leaves = |site: &SiteId| self.wish.leaves.contains_key(site);
+        stays.iter().any(leaves) && (!stays.iter().all(leaves) || !self.wish.joins.is_empty())
     }
 
     /// Proposes the next record once everybody who is to stay has reported.
@@ -636,7 +711,9 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
             reports.extend(change.reports.iter().map(|(&site, report)| (site, report)));
         }
         reports.extend(self.wish.joins.iter().map(|(&site, report)| (site, report)));
-        let plan = self.wish.plan.as_ref().unwrap_or(&self.record.plan);
+        // What moves is named by the pools of one plan.
+        let moves = !leavers(&reports).is_empty();
+        let plan = self.wish.plan.as_ref().filter(|_| !moves).unwrap_or(&self.record.plan);
         let next = Arc::new(conclude(&self.record, &reports, plan, self.wish.over, self.rules));
         if change.proposed.as_ref() != Some(&next) {
             out.push(Effect::Propose(Arc::clone(&next)));

@@ -120,4 +120,22 @@ pub enum Slip {
     RecordIsNoCopy,
     /// A site that comes back without memory is believed to have had nothing.
     BelievesTheForgetful,
+    /// A member that leaves takes steps after its report.
+    LeaverGoesOn,
+    /// The units of a member that leaves are withheld, as if it had departed.
+    LeaverIsWithheld,
+    /// Where claims have moved, those that wait are numbered by their new sites.
+    RanksByHome,
+    /// A P or V is answered before keepers have it.
+    AnswersAlone,
+    /// Other sites are told of a V before keepers have it.
+    TellsBeforeKept,
+    /// A site that comes back without a disk is believed to have done nothing.
+    BelievesTheWiped,
+    /// The disk of a site that comes back counts for more than the record.
+    DiskBeatsRecord,
+    /// A life answers for operations of the one before.
+    NewLifeAnswers,
+    /// An operation is done again although one with its id was done.
+    DoesAgain,
 }

@@ -7,13 +7,13 @@ use core::hash::Hash;
 
 use serde::{Deserialize, Serialize};
 
+use super::accounts::Books;
 use super::conclude::conclude;
+use super::keepers;
+use super::leave::{Handed, Moved, Ticket};
 use super::rules::Sound;
 use crate::parts::SiteSet;
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
-
-/// Sites that keep copies, where the plan names none.
-pub const MOST_KEEPERS: usize = 5;
 
 /// A live claim as its site knows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -111,29 +111,21 @@ pub struct Book {
     /// The claims that wait for units which this site has or gets, by pool, in the order in which
     /// it serves them, each with its units; empty where the protocol orders claims by their stamps.
     pub lines: BTreeMap<PoolId, Vec<(Stamp, Units)>>,
-    /// What it has done with semaphores, in all its lives; nothing where it has forgotten, or where
-    /// the protocol shares pools.
-    pub tallies: Option<BTreeMap<PoolId, Tally>>,
-}
-
-/// Units that one site has added to a semaphore and taken from it, ever since it was made.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-pub struct Tally {
-    /// By V.
-    pub added: u64,
-    /// By P.
-    pub taken: u64,
+    /// The names with which those of its waiting claims were made that have another one now.
+    pub origins: BTreeMap<Stamp, Stamp>,
+    /// The accounts of semaphores, as far as this site knows. Of a site that comes back, its own
+    /// account as its disk has it; nothing where it has forgotten, or where the protocol shares
+    /// pools.
+    pub accounts: Option<Books>,
 }
 
 /// What is known of the semaphores of one protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Counts {
-    /// What each site that was ever a member last said.
-    pub tallies: BTreeMap<SiteId, BTreeMap<PoolId, Tally>>,
-    /// Those that may have taken more since: they departed, and have not come back with what they
-    /// know.
+    /// What each site did that was ever a member.
+    pub accounts: Books,
+    /// Those that may have done more since: they departed, too few keepers were left to know what
+    /// they had done, and they have not come back with a disk that does.
     pub unsure: SiteSet,
     /// The units that are certainly left as the epoch begins.
     pub values: BTreeMap<PoolId, u64>,
@@ -157,6 +149,10 @@ pub struct Report {
     pub over: BTreeSet<LeaseKey>,
     /// The site comes back with everything that its last life had granted.
     pub remembers: bool,
+    /// Claims that waited at departed sites, as clients have presented them here.
+    pub tickets: Vec<Ticket>,
+    /// The requests that it hands over, if it leaves with this change: all its others are over.
+    pub leaves: Option<Vec<Handed>>,
 }
 
 impl Report {
@@ -171,6 +167,8 @@ impl Report {
             copies: BTreeMap::new(),
             over: BTreeSet::new(),
             remembers: false,
+            tickets: Vec::new(),
+            leaves: None,
         }
     }
 }
@@ -186,6 +184,10 @@ pub struct Survey {
     /// In which order each member would have served the claims that wait, by pool: see
     /// [`Book::lines`]. A claim that is in none of these lines has its stamp for a place.
     pub lines: BTreeMap<PoolId, BTreeMap<SiteId, Vec<(Stamp, Units)>>>,
+    /// The names with which those waiting claims were made that have another one now.
+    pub origins: BTreeMap<Stamp, Stamp>,
+    /// Waiting claims of members that have another name since this epoch, by their old names.
+    pub renamed: BTreeMap<Stamp, Stamp>,
     /// How many units of a pool departed sites may still use.
     pub withheld: BTreeMap<PoolId, Units>,
     /// Those of them that have names.
@@ -193,6 +195,8 @@ pub struct Survey {
     /// Where the protocol serves semaphores: what was done with them. Nobody gives back what was
     /// taken, so what a departed site may have taken is not there until it says otherwise.
     pub counts: Option<Counts>,
+    /// The members that keep copies of what others must not lose.
+    pub keepers: SiteSet,
     /// Where the clocks of all members start.
     pub clock: Clock,
 }
@@ -207,6 +211,12 @@ impl Survey {
     /// The units that are certainly left of a semaphore; its first value where nothing is known.
     pub fn value(&self, pool: PoolId) -> Option<u64> {
         self.counts.as_ref()?.values.get(&pool).copied()
+    }
+
+    /// The accounts as the epoch begins.
+    pub fn accounts(&self) -> &Books {
+        const NONE: &Books = &Books::new();
+        self.counts.as_ref().map_or(NONE, |counts| &counts.accounts)
     }
 
     /// The claims of one site, oldest first.
@@ -261,15 +271,20 @@ pub struct Record<C> {
     pub quarantine: BTreeMap<u64, Quarantine>,
     /// How the protocols start, in the order of [`Plan::clusters`].
     pub surveys: Vec<Survey>,
+    /// Requests of sites that have left with this epoch, and where they go on.
+    pub moves: Vec<Moved>,
 }
 
 impl<C: Plan> Record<C> {
     /// The first epoch: nobody has anything.
     pub fn first(members: BTreeMap<SiteId, u64>, plan: C) -> Self {
         let sites = members.keys().copied().collect();
-        let surveys = plan.clusters(&sites).iter().map(|_| Survey::default()).collect();
+        let keepers = plan.keepers(&sites);
+        let survey = |_: &Cluster| Survey { keepers: keepers.clone(), ..Survey::default() };
+        let surveys = plan.clusters(&sites).iter().map(survey).collect();
         let lives = members.clone();
-        Self { epoch: 1, members, lives, plan, quarantine: BTreeMap::new(), surveys }
+        let (quarantine, moves) = (BTreeMap::new(), Vec::new());
+        Self { epoch: 1, members, lives, plan, quarantine, surveys, moves }
     }
 
     /// The record that follows where no member is left to make one: whoever is there begins with
@@ -316,6 +331,11 @@ impl<C: Plan> Record<C> {
         self.members.keys().copied().collect()
     }
 
+    /// The members that keep copies of what others must not lose.
+    pub fn keepers(&self) -> SiteSet {
+        self.plan.keepers(&self.sites())
+    }
+
     /// The clusters that its protocols start with.
     pub fn clusters(&self) -> Vec<Cluster> {
         self.plan.clusters(&self.sites())
@@ -328,10 +348,9 @@ pub trait Plan: Clone + Debug + Eq + Hash {
     /// not a member.
     fn clusters(&self, members: &SiteSet) -> Vec<Cluster>;
 
-    /// The sites that keep copies of leases in an epoch with these members: a few, however many
-    /// members there are. They need not all be members.
+    /// Those of the members that keep copies of what others must not lose.
     fn keepers(&self, members: &SiteSet) -> SiteSet {
-        members.iter().take(MOST_KEEPERS).collect()
+        keepers::among(members, &SiteSet::new())
     }
 
     /// The pools whose units are free again only when their holder or a person says so, each with

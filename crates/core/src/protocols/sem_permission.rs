@@ -71,7 +71,7 @@ use crate::parts::semaphores::{
     moved, room,
 };
 use crate::parts::{Semaphores, SiteSet};
-use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, Service};
+use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, SURVIVES, Service};
 use crate::types::{Cluster, PoolId, SiteId, Stamp, Units};
 
 /// The protocol.
@@ -142,7 +142,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
         gathers: false,
         arbitrated: false,
         price: |sites, _| Price { min: 2 * (sites - 1), max: Some(2 * (sites - 1)) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

@@ -72,7 +72,9 @@ use crate::parts::semaphores::{
     Out, Rules, Semaphore, Slip, Sound, at_least_one, check_added, missing, moved, room,
 };
 use crate::parts::{Semaphores, SiteSet};
-use crate::protocol::{Blocker, Effect, Effects, Head, PeerFault, Profile, Protocol, Service};
+use crate::protocol::{
+    Blocker, Effect, Effects, Head, PeerFault, Profile, Protocol, SURVIVES, Service,
+};
 use crate::topology::Topology;
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
@@ -139,7 +141,7 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
         gathers: false,
         arbitrated: true,
         price: quorum::price,
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

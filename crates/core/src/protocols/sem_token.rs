@@ -70,7 +70,7 @@ use crate::parts::semaphores::{
     room,
 };
 use crate::parts::{Semaphores, SiteSet};
-use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, Service};
+use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, SURVIVES, Service};
 use crate::types::{Cluster, PoolId, SiteId, Stamp, Units};
 
 /// The protocol.
@@ -147,7 +147,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
         gathers: false,
         arbitrated: false,
         price: |sites, _| Price { min: 0, max: Some(sites) },
-        survives: &["pause", "partition"],
+        survives: SURVIVES,
     };
 
     type Message = Message;

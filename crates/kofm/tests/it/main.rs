@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod browser;
 mod console;
+mod counts;
 mod described;
 mod disk;
 mod docs;

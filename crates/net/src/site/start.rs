@@ -221,7 +221,7 @@ impl Site {
             journal,
         );
         if let Some(dir) = dir {
-            let (tallies, earlier) = Tallies::open(dir, incarnation)?;
+            let (tallies, earlier) = Tallies::open(dir)?;
             core.remember(tallies, earlier);
         }
         let limits = Limits { bytes: config.history_max, age: config.history_keep };

@@ -160,7 +160,7 @@ async fn a_file_that_was_brought_about_elsewhere_is_not_again() {
         assert!(done.len() == 2 && done.iter().all(|it| it.1.is_ok()), "{done:?}");
     };
     reload(&sites[0]).await;
-    let take = kofm_net::api::TakeSpec { k: 2, wait: None, owner: None };
+    let take = kofm_net::api::TakeSpec { k: 2, wait: None, owner: None, id: None };
     timeout(LONG, sites[1].p("slots", take)).await.unwrap().unwrap();
     reload(&sites[1]).await;
     assert_eq!(sites[0].semaphore("slots").await.unwrap().value, 1);

@@ -20,7 +20,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
     pub(super) fn in_use(&self) -> impl Iterator<Item = &Client> {
         let seats = self.seats.iter().filter(|seat| !seat.lapsed);
         let held = self.common.ghosts.iter().flat_map(|ghost| &ghost.held).map(|it| &it.1);
-        seats.flat_map(|seat| seat.clients.values()).chain(held)
+        let strays = self.common.strays.values();
+        seats.flat_map(|seat| seat.clients.values()).chain(held).chain(strays)
     }
 
     pub(super) fn is_in_use(&self, lease: LeaseKey) -> bool {
@@ -107,7 +108,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let standing = seat.member.as_ref().and_then(|member| member.claims().get(&claim));
         let Some(standing) = standing else { return };
         let (demand, held) = (standing.demand.clone(), standing.held.clone());
-        seat.clients.insert(claim, Client { demand, held, lease: Some(lease) });
+        seat.clients.insert(claim, Client { demand, held, lease: Some(lease), origin: claim });
         for other in self.sites().filter(|&other| other != site) {
             let seat = &self.seats[other.index()];
             let has = |it: &(&Stamp, &Client)| it.1.lease == Some(lease);

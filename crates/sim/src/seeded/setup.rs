@@ -78,7 +78,7 @@ pub(super) fn draw_site(setup: &Setup, rng: &mut Rng) -> SiteId {
 }
 
 /// One of the semaphores, and k of it.
-pub(super) fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
+pub(crate) fn draw_one(setup: &Setup, rng: &mut Rng) -> Demand {
     let count = setup.cluster.pools.len() as u64;
     let pool = if count > 1 { rng.below(count) } else { 0 };
     let k = rng.between(setup.k.0.into(), setup.k.1.into());

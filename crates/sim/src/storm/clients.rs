@@ -1,7 +1,7 @@
 //! What clients do, also when their site dies under them.
 
 use kofm_core::epoch::{Member, MemberInput, Rules};
-use kofm_core::{Demand, Input, Protocol, SiteId, Stamp, Unit};
+use kofm_core::{Demand, Input, Protocol, Service, SiteId, Stamp, Unit};
 
 use super::{Event, Live, Storm};
 use crate::seeded::draw_demand;
@@ -24,6 +24,9 @@ impl<P: Protocol, R: Rules> Storm<'_, P, R> {
     }
 
     pub(super) fn claim(&mut self, client: usize) {
+        if P::PROFILE.serves == Service::Semaphore {
+            return self.begin_op(client);
+        }
         if self.remaining == 0 || self.clients[client].is_some() {
             return;
         }

@@ -33,7 +33,7 @@ impl<P: Protocol, R: Rules> Storm<'_, P, R> {
             Fault::Crash | Fault::Restart => {
                 let alive = self.places.iter().filter(|place| place.member.is_some()).count();
                 let majority = 2 * (alive - 1) > self.places.len();
-                if majority && self.member(site).is_some() {
+                if majority && self.member(site).is_some() && self.may_lose(site) {
                     self.crash(site);
                     let restarts = |fault: &Fault| matches!(fault, Fault::Restart);
                     if self.setup.faults.iter().any(restarts) {
@@ -114,6 +114,7 @@ impl<P: Protocol, R: Rules> Storm<'_, P, R> {
     }
 
     pub(super) fn begin_life(&mut self, site: SiteId) {
+        self.lose_disk(site);
         let (store, now, rules) = (Arc::clone(&self.store), self.now, self.rules);
         let place = self.place(site);
         if !rules.slips(Slip::ReusesIncarnation) {
@@ -122,7 +123,8 @@ impl<P: Protocol, R: Rules> Storm<'_, P, R> {
         let life = place.life;
         let claims = std::mem::take(&mut place.journal);
         let record = Arc::clone(&store);
-        place.member = Some(Member::remembering(rules, site, life, record, claims));
+        let member = Member::remembering(rules, site, life, record, claims);
+        place.member = Some(member.with_disk(place.disk.clone()));
         place.leased = false;
         place.heard.fill(now);
         place.suspects = SiteSet::new();

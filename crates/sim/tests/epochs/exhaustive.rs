@@ -65,6 +65,8 @@ pub(crate) const CRASH: Budget = Budget {
     resize: None,
     outages: 0,
     papers: 0,
+    leaves: 0,
+    repeats: 0,
     calm: false,
 };
 /// One site dies and may come back without memory.

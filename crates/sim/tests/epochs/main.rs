@@ -6,6 +6,7 @@
 
 mod exhaustive;
 mod keeps;
+mod leaving;
 mod mutants;
 mod outages;
 mod papers;

@@ -88,6 +88,8 @@ pub enum Call {
         units: u32,
         wait: Option<Duration>,
         owner: Option<String>,
+        /// A hash of the id that its client gave it.
+        id: Option<u128>,
     },
     /// Whoever waits under this key is gone.
     GiveUp(u64),
@@ -95,6 +97,8 @@ pub enum Call {
     Add {
         name: String,
         units: u32,
+        /// A hash of the id that its client gave it.
+        id: Option<u128>,
     },
     Semaphores,
     Gangs,
@@ -225,9 +229,10 @@ pub struct SemaphoreShare {
     pub protocol: String,
     /// The value that it began with, or with which its epoch did.
     pub first: u64,
-    /// Units that clients of this site have added and taken since.
-    pub added: u64,
-    pub taken: u64,
+    /// The epoch.
+    pub epoch: u64,
+    /// Units that each site has added and taken since, as far as this site knows.
+    pub sites: Vec<(SiteId, u64, u64)>,
     pub waiting: u64,
     pub head: Option<Head>,
     pub unsure: Vec<String>,

@@ -71,7 +71,10 @@ impl Core {
                 Todo::Claim(key) => self.claim(key),
                 Todo::Take(key) => self.ask_for(key),
                 Todo::Leave(engine, claim) => self.leave(engine, claim),
-                Todo::Add { semaphore, units, reply } => self.add_now(semaphore, units, reply),
+                Todo::Add(key) => self.add_now(key),
+                Todo::Accounts { from, engine, message } => {
+                    self.on_accounts(from, engine, &message);
+                }
                 Todo::Undo(part) => self.undo(&part),
                 Todo::Grant(key) => self.grant(key),
                 Todo::Move(engine, input) => self.step(engine, input),

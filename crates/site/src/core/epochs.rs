@@ -178,6 +178,7 @@ impl Change {
             plan,
             quarantine: BTreeMap::new(),
             surveys: Vec::new(),
+            moves: Vec::new(),
         };
         let Doors { me: standing, proposals, running, state, joinable, wanted, sole, whole } =
             doors;

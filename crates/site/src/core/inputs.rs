@@ -72,6 +72,17 @@ impl Core {
                     self.end_session(from, "a message of a protocol that is not in the table");
                 }
             }
+            Payload::Accounts { epoch, protocol, message } => {
+                if !self.admit(epoch) {
+                    self.metrics.stale_messages += 1;
+                } else if let Some(engine) =
+                    self.engine_of(protocol).filter(|&engine| self.is_semaphore(engine))
+                {
+                    self.todo.push_back(Todo::Accounts { from, engine, message });
+                } else {
+                    self.end_session(from, "a message about semaphores of a protocol without any");
+                }
+            }
             Payload::Change { message } => self.on_change_message(from, &message),
             Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
             // The links take note of it.
@@ -187,12 +198,12 @@ impl Core {
                 return self.submit(spec, fresh, hold, patience, reply);
             }
             Call::Watch { id, wait } => return self.watch(&id, wait, reply),
-            Call::Take { key, name, units, wait, owner } => {
-                self.take(key, &name, units, wait, owner, reply);
+            Call::Take { key, name, units, wait, owner, id } => {
+                self.take(key, &name, (units, id), wait, owner, reply);
                 return self.settle();
             }
-            Call::Add { name, units } if !matches!(reply, Responder::Peer(..)) => {
-                self.add_units(&name, units, reply);
+            Call::Add { name, units, id } if !matches!(reply, Responder::Peer(..)) => {
+                self.add_units(&name, (units, id), reply);
                 return self.settle();
             }
             Call::Add { .. } => {

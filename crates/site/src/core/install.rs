@@ -50,10 +50,9 @@ impl Core {
             .engines
             .iter()
             .map(|running| Book {
-                claims: BTreeMap::new(),
                 idle: Some(running.engine.idle_units().unwrap_or_else(|| running.names.idle())),
                 lines: running.engine.lines(),
-                tallies: None,
+                ..Book::default()
             })
             .collect();
         self.report_semaphores(&mut books);
@@ -68,7 +67,8 @@ impl Core {
             | Todo::Rejected(..)
             | Todo::Take(_)
             | Todo::Leave(..)
-            | Todo::Add { .. }
+            | Todo::Add(_)
+            | Todo::Accounts { .. }
             | Todo::Revoked(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| {
@@ -137,17 +137,18 @@ impl Core {
         // What was to be done in the old epoch is not done in the new one, but for the clients'
         // wishes, and by those that go on: without its beat a protocol would stand still for ever.
         self.todo.retain(|todo| match todo {
-            Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add { .. } => true,
+            Todo::Claim(_) | Todo::Undo(..) | Todo::Take(_) | Todo::Add(_) => true,
             Todo::Move(engine, _)
             | Todo::Granted(engine, ..)
             | Todo::Rejected(engine, ..)
             | Todo::Revoked(engine, _) => goes_on.get(*engine) == Some(&true),
-            Todo::Leave(..) | Todo::Grant(_) | Todo::Names(..) | Todo::Numbers { .. } => false,
+            Todo::Leave(..)
+            | Todo::Grant(_)
+            | Todo::Names(..)
+            | Todo::Numbers { .. }
+            | Todo::Accounts { .. } => false,
         });
-        if record.epoch == 1 {
-            // No earlier life can have done anything.
-            self.earlier.get_or_insert_default();
-        }
+
         self.trim(record, &stay, &goes_on);
         self.trim_semaphores(record);
         self.inherit(record);
@@ -361,6 +362,7 @@ impl Core {
                 self.carry_out(number, outcome);
             }
         }
+        self.resume_accounts();
         let mut needs = Vec::new();
         let mut granted = Vec::new();
         for (&key, request) in &self.requests {

@@ -7,28 +7,29 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::epoch::{Book, Record, Standing, Survey, Tally};
+use kofm_core::epoch::accounts::Steps;
+use kofm_core::epoch::{Book, Op, Record, Standing, Survey, Tally};
 use kofm_core::{Demand, Kind, PoolId, Rejection, Service, Stamp};
 use tracing::error;
 
+use super::accounts::{Deal, Gate, in_doubt, other_use};
 use super::{Core, MAX_QUEUED, Responder, SETTLE, TRY, Timer, Todo, millis};
 use crate::api::{self, Answer, Code, Head, SemaphoreShare, Taken};
 use crate::boottime::Moment;
 use crate::config::SemaphoreConfig;
 use crate::engine::Move;
 use crate::plan::{Plan, kinds};
-use crate::tallies::Tallies;
+use crate::tallies::{self, Tallies};
 
 pub(crate) struct Semaphore {
     pub name: Arc<str>,
     config: SemaphoreConfig,
     engine: usize,
     id: PoolId,
-    /// Units that clients of this site have added and taken, in all its lives, and what that was
-    /// when the epoch began with this value.
-    pub tally: Tally,
-    began: Tally,
+    /// The value with which the epoch began.
     base: u64,
+    /// This site's sums, in all its lives, as its disk has them.
+    pub(super) written: Tally,
     /// Comes from the configuration, and no epoch has said so yet.
     expected: bool,
     /// Whoever waits here.
@@ -44,31 +45,46 @@ impl Semaphore {
             config,
             engine,
             id,
-            tally: Tally::default(),
-            began: Tally::default(),
+            written: Tally::default(),
             expected: false,
             waiting: BTreeSet::new(),
             gone: false,
         }
+    }
+
+    pub(super) const fn id(&self) -> PoolId {
+        self.id
+    }
+
+    /// Its protocol's place, and what its file calls it.
+    pub(super) fn place(&self) -> (usize, tallies::Key) {
+        (self.engine, (self.config.protocol.name().to_owned(), self.id))
     }
 }
 
 pub(super) struct Taker {
     semaphore: usize,
     units: u32,
+    /// What its client calls it, and whether the keepers are asked who does it.
+    id: Option<u128>,
+    asked: bool,
     /// As soon as the site may ask.
     claim: Option<Stamp>,
+    /// It has its units, and they are in this site's account.
+    gate: Option<Arc<Gate>>,
+    /// Its client has left after that.
+    left: bool,
     owner: Option<String>,
     /// Must not wait.
     once: bool,
     since: Moment,
     timer: Option<(Moment, u64)>,
-    reply: Responder,
+    reply: Option<Responder>,
 }
 
 impl Responder {
     /// Whether nobody waits for the answer any more.
-    fn is_gone(&self) -> bool {
+    pub(super) fn is_gone(&self) -> bool {
         match self {
             Self::Local(reply) => reply.is_closed(),
             Self::Fast(_, outbox) => outbox.is_closed(),
@@ -77,7 +93,7 @@ impl Responder {
     }
 
     /// Answers a client of this site, from any thread.
-    fn answer(self, answer: Result<Answer, api::Error>) {
+    pub(super) fn answer(self, answer: Result<Answer, api::Error>) {
         match self {
             // A client that is gone needs no answer.
             Self::Local(reply) => drop(reply.send(answer)),
@@ -97,7 +113,7 @@ impl Core {
         &mut self,
         key: u64,
         name: &str,
-        units: u32,
+        (units, id): (u32, Option<u128>),
         wait: Option<Duration>,
         owner: Option<String>,
         reply: Responder,
@@ -112,21 +128,50 @@ impl Core {
             self.start_timer(self.now.after(wait), Timer::Taker(key))
         });
         let since = self.now;
-        let taker = Taker { semaphore, units, claim: None, owner, once, since, timer, reply };
+        let taker = Taker {
+            semaphore,
+            units,
+            id,
+            asked: false,
+            claim: None,
+            gate: None,
+            left: false,
+            owner,
+            once,
+            since,
+            timer,
+            reply: Some(reply),
+        };
         self.takers.insert(key, taker);
         self.todo.push_back(Todo::Take(key));
     }
 
     /// Asks for the units of a P.
     pub(super) fn ask_for(&mut self, key: u64) {
-        let Some(taker) = self.takers.get_mut(&key).filter(|it| it.claim.is_none()) else { return };
-        let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
+        let waits = |it: &&mut Taker| it.claim.is_none() && it.gate.is_none();
+        let Some(taker) = self.takers.get_mut(&key).filter(waits) else { return };
+        let (name, place, units) = (taker.id, taker.semaphore, taker.units);
+        let asked = std::mem::replace(&mut taker.asked, name.is_some());
+        let Semaphore { engine, id, .. } = self.semaphores[place];
+        let deal = Deal::Take(key);
+        if let Some(name) = name
+            && !self.accounts_of(engine).is_for(id, name, deal)
+        {
+            if !asked {
+                let mut steps = Steps::default();
+                self.accounts_of(engine).ask(id, name, deal, &mut steps);
+                self.follow(engine, steps);
+            }
+            return;
+        }
         // The stamp is taken here, with nothing between it and the step.
         let claim = self.engines[engine].engine.next_stamp(self.clock);
-        taker.claim = Some(claim);
-        let demand = Demand::one(id, taker.units);
+        if let Some(taker) = self.takers.get_mut(&key) {
+            taker.claim = Some(claim);
+        }
+        let demand = Demand::one(id, units);
         self.taker_by_claim.insert((engine, claim), key);
-        self.semaphores[taker.semaphore].waiting.insert((claim, key));
+        self.semaphores[place].waiting.insert((claim, key));
         self.step(engine, Move::Claim { claim, demand });
     }
 
@@ -162,10 +207,6 @@ impl Core {
     /// The semaphore of that name, where it can be used.
     fn open_one(&self, name: &str) -> Result<usize, api::Error> {
         let &semaphore = self.semaphore_by_name.get(name).ok_or_else(|| unknown(name))?;
-        if self.earlier.is_none() {
-            let text = "this site cannot read what it has done with semaphores; ask another";
-            return Err(api::Error::new(Code::Unreachable, text));
-        }
         if self.tallies.as_ref().is_some_and(Tallies::has_failed) {
             let text = "this site's disk does not take what is done with semaphores; ask another";
             return Err(api::Error::new(Code::Unreachable, text));
@@ -174,53 +215,25 @@ impl Core {
     }
 
     /// V.
-    pub(super) fn add_units(&mut self, name: &str, units: u32, reply: Responder) {
+    pub(super) fn add_units(
+        &mut self,
+        name: &str,
+        (units, id): (u32, Option<u128>),
+        reply: Responder,
+    ) {
         let checked = self.open_one(name).and_then(|semaphore| match units {
             0 => Err(api::Error::new(Code::Malformed, "`m` is at least 1")),
             _ => Ok(semaphore),
         });
         match checked {
-            Ok(semaphore) => self.todo.push_back(Todo::Add { semaphore, units, reply }),
+            Ok(semaphore) => self.put_adder(semaphore, units, id, Some(reply)),
             Err(error) => self.respond(reply, Err(error)),
-        }
-    }
-
-    pub(super) fn add_now(&mut self, semaphore: usize, units: u32, reply: Responder) {
-        let Semaphore { engine, id, ref name, gone, .. } = self.semaphores[semaphore];
-        if gone {
-            let error = unknown(name);
-            return self.respond(reply, Err(error));
-        }
-        // Whoever gave up before it was done may try again: it is done once.
-        if reply.is_gone() {
-            return;
-        }
-        if u64::from(units) > self.engines[engine].engine.room(id) {
-            let text = format!("{units} more are too many for the counter of `{name}`");
-            return self.respond(reply, Err(api::Error::new(Code::Infeasible, text)));
-        }
-        self.semaphores[semaphore].tally.added += u64::from(units);
-        self.happened_to(semaphore, "added", units, None, Duration::ZERO);
-        self.respond_when_kept(semaphore, reply, Answer::Done);
-        self.step(engine, Move::Add { demand: Demand::one(id, units) });
-    }
-
-    /// Answers as soon as the new total is on disk, where there is one.
-    fn respond_when_kept(&self, semaphore: usize, reply: Responder, answer: Answer) {
-        let Semaphore { ref config, id, tally, .. } = self.semaphores[semaphore];
-        match &self.tallies {
-            Some(tallies) => {
-                let key = (config.protocol.name().to_owned(), id);
-                tallies.write(key, tally, Box::new(move || reply.answer(Ok(answer))));
-            }
-            None => reply.answer(Ok(answer)),
         }
     }
 
     /// A claim has its units.
     pub(super) fn taken(&mut self, engine: usize, claim: Stamp) {
-        let key = self.taker_by_claim.get(&(engine, claim)).copied();
-        let Some(taker) = key.and_then(|key| self.forget_taker(key)) else {
+        let Some(&key) = self.taker_by_claim.get(&(engine, claim)) else {
             if let Some(demand) = self.leaving.remove(&(engine, claim)) {
                 self.step(engine, Move::Add { demand });
             } else {
@@ -228,29 +241,76 @@ impl Core {
             }
             return;
         };
-        let semaphore = taker.semaphore;
-        if taker.reply.is_gone() {
-            // It left before it had anything: what it would have taken is there for others.
-            let demand = Demand::one(self.semaphores[semaphore].id, taker.units);
-            return self.step(engine, Move::Add { demand });
+        self.stop_waiting(key);
+        let Some(taker) = self.takers.get(&key) else { return };
+        let (place, units, name) = (taker.semaphore, taker.units, taker.id);
+        let gone = taker.reply.as_ref().is_none_or(Responder::is_gone);
+        let pool = self.semaphores[place].id;
+        let deal = Deal::Take(key);
+        let due = name.is_none_or(|name| self.accounts_of(engine).is_for(pool, name, deal));
+        if !due || gone && name.is_none() {
+            // Its client left before it had anything, or it must wait for word of its id: others
+            // may have the units.
+            if due {
+                self.forget_taker(key);
+            }
+            return self.step(engine, Move::Add { demand: Demand::one(pool, units) });
         }
-        self.semaphores[semaphore].tally.taken += u64::from(taker.units);
+        let gate = self.gate();
+        if let Some(taker) = self.takers.get_mut(&key) {
+            taker.gate = Some(Arc::clone(&gate));
+            if let Some(timer) = taker.timer.take() {
+                self.timers.remove(&timer);
+            }
+        }
+        let op = Op { pool, change: -i64::from(units), id: name };
+        self.enter(place, op, deal, &gate);
+    }
+
+    /// A P is kept.
+    pub(super) fn took(&mut self, key: u64) {
+        let Some(taker) = self.forget_taker(key) else { return };
+        let semaphore = taker.semaphore;
         let waited = self.now.since(taker.since);
-        let answer = Taken {
-            name: self.semaphores[semaphore].name.to_string(),
+        let answer = self.taken_by(&taker, millis(waited));
+        self.happened_to(semaphore, "taken", taker.units, taker.owner, waited);
+        let gone = taker.left || taker.reply.as_ref().is_none_or(Responder::is_gone);
+        if gone && taker.id.is_none() {
+            // Its client does not know, and will not ask.
+            return self.put_adder(semaphore, taker.units, None, None);
+        }
+        if let Some(gate) = taker.gate {
+            gate.answer(taker.reply, Answer::Taken(answer));
+        }
+    }
+
+    /// A P with this id was done before.
+    pub(super) fn took_before(&mut self, key: u64, change: i64) {
+        let Some(taker) = self.takers.get(&key) else { return };
+        let same = change == -i64::from(taker.units);
+        let answer = Answer::Taken(self.taken_by(taker, 0));
+        let reply = self.end_taker(key).and_then(|taker| taker.reply);
+        if let Some(reply) = reply {
+            self.respond(reply, if same { Ok(answer) } else { Err(other_use()) });
+        }
+    }
+
+    fn taken_by(&self, taker: &Taker, waited_ms: u64) -> Taken {
+        Taken {
+            name: self.semaphores[taker.semaphore].name.to_string(),
             k: taker.units,
             state: "taken".to_owned(),
-            waited_ms: millis(waited),
-        };
-        self.happened_to(semaphore, "taken", taker.units, taker.owner, waited);
-        self.respond_when_kept(semaphore, taker.reply, Answer::Taken(answer));
+            waited_ms,
+        }
     }
 
     pub(super) fn not_taken(&mut self, engine: usize, claim: Stamp, reason: &Rejection) {
         let key = self.taker_by_claim.get(&(engine, claim)).copied();
         if let Some(taker) = key.and_then(|key| self.forget_taker(key)) {
             let error = api::Error::new(Code::Infeasible, reason.to_string());
-            self.respond(taker.reply, Err(error));
+            if let Some(reply) = taker.reply {
+                self.respond(reply, Err(error));
+            }
         }
     }
 
@@ -264,7 +324,17 @@ impl Core {
         let Some(taker) = self.takers.get_mut(&key) else { return };
         taker.timer = None;
         let (semaphore, claim, since) = (taker.semaphore, taker.claim, taker.since);
-        if !taker.once {
+        let (name, once) = (taker.id, taker.once);
+        let Semaphore { engine, id, .. } = self.semaphores[semaphore];
+        let accounts = self.accounts.get(&engine);
+        let elsewhere = name
+            .is_some_and(|name| !accounts.is_some_and(|it| it.is_for(id, name, Deal::Take(key))));
+        let young = once && self.now.since(since) < TRY;
+        if elsewhere && !young {
+            let text = "the call with this id is under way at another site; try again";
+            return self.fail(key, api::Error::new(Code::Unreachable, text));
+        }
+        if !once {
             let text = "its wait ran out; nothing was taken";
             return self.fail(key, api::Error::new(Code::Timeout, text));
         }
@@ -273,7 +343,7 @@ impl Core {
         let head = self.engines.get(engine).and_then(|it| it.engine.head(id));
         let turn = head.is_some_and(|head| Some(head.claim) == claim);
         // Before its turn nobody knows whether there are units: others may only be quicker.
-        if first && !turn && self.now.since(since) < TRY {
+        if (elsewhere || first && !turn) && young {
             let timer =
                 self.start_timer(self.now.after(TRY.saturating_sub(SETTLE)), Timer::Taker(key));
             if let Some(taker) = self.takers.get_mut(&key) {
@@ -285,15 +355,37 @@ impl Core {
         self.fail(key, api::Error::new(Code::Busy, text));
     }
 
-    /// Ends a P that has taken nothing.
+    /// Ends a P that has taken nothing. An entry in the account stays there, and is given
+    /// back when it is kept if its client cannot call again for it.
     fn fail(&mut self, key: u64, error: api::Error) {
-        let Some(taker) = self.forget_taker(key) else { return };
+        let Some(taker) = self.takers.get_mut(&key) else { return };
+        let reply = if taker.gate.is_some() {
+            taker.left = true;
+            taker.reply.take()
+        } else {
+            self.end_taker(key).and_then(|taker| taker.reply)
+        };
+        if let Some(reply) = reply {
+            self.respond(reply, Err(error));
+        }
+    }
+
+    /// Takes a P that has taken nothing out of everything.
+    fn end_taker(&mut self, key: u64) -> Option<Taker> {
+        let taker = self.forget_taker(key)?;
         let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
         if let Some(claim) = taker.claim {
             self.leaving.insert((engine, claim), Demand::one(id, taker.units));
             self.todo.push_back(Todo::Leave(engine, claim));
         }
-        self.respond(taker.reply, Err(error));
+        if let Some(name) = taker.id.filter(|_| taker.asked)
+            && let Some(accounts) = self.accounts.get_mut(&engine)
+        {
+            let mut steps = Steps::default();
+            accounts.give_up(id, name, Deal::Take(key), &mut steps);
+            self.follow(engine, steps);
+        }
+        Some(taker)
     }
 
     /// Takes back a claim; what it got in the same moment is there for others.
@@ -306,7 +398,9 @@ impl Core {
     }
 
     pub(super) fn end_all_takers(&mut self) {
-        let mut keys: Vec<u64> = self.takers.keys().copied().collect();
+        // Those that have their units are answered as soon as they are kept.
+        let waiting = self.takers.iter().filter(|it| it.1.gate.is_none());
+        let mut keys: Vec<u64> = waiting.map(|it| *it.0).collect();
         keys.sort_unstable();
         for key in keys {
             self.fail(key, api::Error::new(Code::Draining, "the site stops; nothing was taken"));
@@ -314,19 +408,26 @@ impl Core {
     }
 
     fn forget_taker(&mut self, key: u64) -> Option<Taker> {
-        let taker = self.takers.remove(&key)?;
-        let semaphore = &mut self.semaphores[taker.semaphore];
-        if let Some(claim) = taker.claim {
-            semaphore.waiting.remove(&(claim, key));
-            self.taker_by_claim.remove(&(semaphore.engine, claim));
-        }
+        let claim = self.stop_waiting(key);
+        let mut taker = self.takers.remove(&key)?;
+        taker.claim = claim;
         if let Some(timer) = taker.timer {
             self.timers.remove(&timer);
         }
         Some(taker)
     }
 
-    fn happened_to(
+    /// A P has no claim any more; says which it had.
+    fn stop_waiting(&mut self, key: u64) -> Option<Stamp> {
+        let taker = self.takers.get_mut(&key)?;
+        let claim = taker.claim.take()?;
+        let semaphore = &mut self.semaphores[taker.semaphore];
+        semaphore.waiting.remove(&(claim, key));
+        self.taker_by_claim.remove(&(semaphore.engine, claim));
+        Some(claim)
+    }
+
+    pub(super) fn happened_to(
         &mut self,
         semaphore: usize,
         event: &'static str,
@@ -382,17 +483,17 @@ impl Core {
                 self.semaphores.len() - 1
             });
             let key = (kind.name().to_owned(), id);
-            let earlier = self.earlier.as_mut().and_then(|earlier| earlier.remove(&key));
+            let earlier = self.earlier.as_ref().and_then(|it| it.get(&key)).map(|it| it.tally);
             let semaphore = &mut self.semaphores[place];
             semaphore.base = survey.value(id).unwrap_or_else(|| config.value.into());
             (semaphore.engine, semaphore.id, semaphore.config) = (number, id, config);
-            semaphore.expected = false;
-            if let Some(earlier) = earlier {
-                semaphore.tally = earlier;
+            if semaphore.expected || same.is_none() {
+                semaphore.written = earlier.unwrap_or_default();
             }
-            semaphore.began = semaphore.tally;
+            semaphore.expected = false;
             places.push(place);
         }
+        self.begin_accounts(number, survey);
         places
     }
 
@@ -413,7 +514,11 @@ impl Core {
                 }
             }
         }
-        let keys: Vec<u64> = self.takers.keys().copied().collect();
+        self.trim_adders();
+        self.correct_disk();
+        // Entries in the account are in the record.
+        let waiting = self.takers.iter().filter(|it| it.1.gate.is_none());
+        let keys: Vec<u64> = waiting.map(|it| *it.0).collect();
         for key in keys {
             let (semaphore, claim) = (self.takers[&key].semaphore, self.takers[&key].claim);
             let Semaphore { engine, ref name, gone, .. } = self.semaphores[semaphore];
@@ -435,8 +540,18 @@ impl Core {
         let takers = self.takers.iter();
         let mut keys: Vec<_> = takers.map(|(&key, taker)| (taker.claim, key)).collect();
         keys.sort_unstable();
+        self.leave_accounts();
         for (_, key) in keys {
-            self.ask_again(key);
+            let Some(taker) = self.takers.get_mut(&key) else { continue };
+            taker.asked = false;
+            if taker.gate.is_none() {
+                if taker.claim.is_none() {
+                    self.todo.push_back(Todo::Take(key));
+                }
+                self.ask_again(key);
+            } else if let Some(reply) = self.forget_taker(key).and_then(|taker| taker.reply) {
+                self.respond(reply, Err(in_doubt()));
+            }
         }
     }
 
@@ -457,13 +572,7 @@ impl Core {
                 continue;
             }
             let Some(book) = books.get_mut(number) else { continue };
-            // A life that could not read what the last one did knows nothing.
-            book.tallies = self.earlier.as_ref().map(|earlier| {
-                let mine = self.semaphores.iter().filter(|it| it.engine == number && !it.expected);
-                let mine = mine.map(|it| (it.id, it.tally));
-                let earlier = earlier.iter().filter(|it| it.0.0 == kind.name());
-                earlier.map(|((_, id), tally)| (*id, *tally)).chain(mine).collect()
-            });
+            book.accounts = self.books_of(number, kind.name());
         }
         for taker in self.takers.values() {
             let Semaphore { engine, id, .. } = self.semaphores[taker.semaphore];
@@ -482,15 +591,20 @@ impl Core {
         unsure.map(|site| self.site_name(site)).collect()
     }
 
+    /// The sums of clients of this site, in all its lives.
+    pub(crate) fn own_tally(&self, it: &Semaphore) -> Tally {
+        self.accounts.get(&it.engine).map(|accounts| accounts.own(it.id)).unwrap_or_default()
+    }
+
     pub(super) fn semaphore_shares(&self) -> Vec<SemaphoreShare> {
         let now = self.now;
         let list = self.semaphores.iter().filter(|it| !it.gone);
         let share = |it: &Semaphore| SemaphoreShare {
             name: it.name.to_string(),
             protocol: it.config.protocol.name().to_owned(),
+            epoch: self.installed,
             first: it.base,
-            added: it.tally.added - it.began.added,
-            taken: it.tally.taken - it.began.taken,
+            sites: self.since_begin(it.engine, it.id),
             unsure: self.unsure(it.engine),
             waiting: it.waiting.len() as u64,
             head: self.engines.get(it.engine).and_then(|engine| {

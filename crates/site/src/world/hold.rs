@@ -113,7 +113,7 @@ fn story(seed: u64, sites: usize, losses: u64, mutant: Option<Mutant>) -> Result
     let kinds = ["roaming", "permission", "quorum"];
     let kind = kinds[usize::try_from(seed / 2).unwrap_or(0) % kinds.len()];
     let protocol = kofm_core::Kind::named(kind).expect("a protocol of this name");
-    let pool = PoolConfig { on_expiry, protocol, ..PoolConfig::new(UNITS) };
+    let pool = PoolConfig { protocol, on_expiry, ..PoolConfig::new(UNITS) };
     let pools = [("slot".to_owned(), pool)].into();
     let length = Duration::ZERO;
     let slow = Duration::from_millis(250);
@@ -152,7 +152,7 @@ fn story(seed: u64, sites: usize, losses: u64, mutant: Option<Mutant>) -> Result
     let told = u64::try_from(story.told.len()).unwrap_or(0);
     for lease in story.told.values() {
         // Too few may be left to know whose lease it was.
-        let sure = losses as usize <= (sites - 1) / 2;
+        let sure = losses <= (sites as u64 - 1) / 2;
         let found = list.iter().find(|it| it.1.name == lease.name);
         let Some((_, found)) = found else {
             if sure {

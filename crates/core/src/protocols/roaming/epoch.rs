@@ -25,7 +25,7 @@
 //! the pool before. The switchboard itself reports nothing that others do not know, so the order
 //! outlives it.
 
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
@@ -33,14 +33,18 @@ use super::board::Board;
 use super::pool::Pool;
 use super::turn::count as count_of;
 use super::{Message, Own, Roaming, Rules, Turn};
-use crate::epoch::Survey;
+use crate::epoch::{Survey, queue};
 use crate::protocol::{Effect, Effects, EffectsOf, Protocol as _};
 use crate::types::{Cluster, PoolId, SiteId, Stamp, Unit, Units};
 
 impl<R: Rules> Roaming<R> {
     /// The state as an epoch begins.
     pub(super) fn begin(me: SiteId, cluster: &Cluster, survey: &Survey) -> Self {
-        let queue = if R::KEEPS_THE_QUEUE { queue(survey) } else { Vec::new() };
+        let queue = if R::KEEPS_THE_QUEUE {
+            queue(survey, |site| cluster.absent.contains(site))
+        } else {
+            Vec::new()
+        };
         let run = Self::rehearse(me, cluster, survey, &queue);
         run.unwrap_or_else(|| Self::at_places(me, cluster, survey))
     }
@@ -56,7 +60,8 @@ impl<R: Rules> Roaming<R> {
         for (id, lines) in &survey.lines {
             let boards = sites.values_mut().filter_map(|site| site.pools.get_mut(id.index()));
             for board in boards.filter_map(|pool| pool.board.as_mut()) {
-                for (&site, line) in lines {
+                // A site that has left gives nothing any more.
+                for (&site, line) in lines.iter().filter(|it| !cluster.absent.contains(*it.0)) {
                     let others = line.iter().filter(|(claim, _)| claim.site != site);
                     others.for_each(|&(claim, units)| board.promise(claim, site, units.0));
                 }
@@ -196,70 +201,6 @@ impl<R: Rules> Roaming<R> {
         list.sort_unstable();
         list
     }
-}
-
-/// All that wait, in the order in which they are to be served. Who waits for a later pool has taken
-/// the units of all earlier ones, so it goes before all who wait for those.
-fn queue(survey: &Survey) -> Vec<Stamp> {
-    let waiting = survey.claims.iter().filter(|(_, standing)| standing.held.is_none());
-    let waiting: BTreeSet<Stamp> = waiting.map(|(&claim, _)| claim).collect();
-    let mut list: Vec<Stamp> = Vec::new();
-    let mut seen: BTreeSet<Stamp> = BTreeSet::new();
-    for lines in survey.lines.values().rev() {
-        let own = lines.iter().flat_map(|(&site, line)| {
-            line.iter().map(|it| it.0).filter(move |claim| claim.site == site)
-        });
-        let here: BTreeSet<Stamp> =
-            own.filter(|claim| waiting.contains(claim) && !seen.contains(claim)).collect();
-        list.extend(merge(lines.values(), &here));
-        seen.extend(here);
-    }
-    // Who is in no line goes behind all that are older.
-    for claim in waiting.difference(&seen) {
-        let place = list.iter().rposition(|other| other < claim).map_or(0, |last| last + 1);
-        list.insert(place, *claim);
-    }
-    list
-}
-
-/// One order of these claims that agrees with that of each line; where the lines leave it open, or
-/// contradict each other, the oldest goes first.
-fn merge<'a>(
-    lines: impl Iterator<Item = &'a Vec<(Stamp, Units)>>,
-    claims: &BTreeSet<Stamp>,
-) -> Vec<Stamp> {
-    let mut behind: BTreeMap<Stamp, BTreeSet<Stamp>> = BTreeMap::new();
-    let mut before: BTreeMap<Stamp, usize> = claims.iter().map(|&claim| (claim, 0)).collect();
-    for line in lines {
-        let mut seen = BTreeSet::new();
-        let mut last = None;
-        for claim in line.iter().map(|it| it.0).filter(|claim| claims.contains(claim)) {
-            if !seen.insert(claim) {
-                continue;
-            }
-            if let Some(last) = last.replace(claim)
-                && behind.entry(last).or_default().insert(claim)
-            {
-                *before.entry(claim).or_default() += 1;
-            }
-        }
-    }
-    let mut ready: BTreeSet<Stamp> =
-        before.iter().filter(|it| *it.1 == 0).map(|(&claim, _)| claim).collect();
-    let mut list = Vec::new();
-    while let Some(claim) = ready.pop_first().or_else(|| before.keys().next().copied()) {
-        before.remove(&claim);
-        list.push(claim);
-        for next in behind.remove(&claim).into_iter().flatten() {
-            if let Some(count) = before.get_mut(&next) {
-                *count -= 1;
-                if *count == 0 {
-                    ready.insert(next);
-                }
-            }
-        }
-    }
-    list
 }
 
 impl Pool {
