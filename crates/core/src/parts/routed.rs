@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::epoch::Survey;
-use crate::protocol::{Blocker, Effect, Effects, EffectsOf, Head, PeerFault, Profile, Protocol};
+use crate::protocol::{
+    Blocker, Census, Effect, Effects, EffectsOf, Head, PeerFault, Profile, Protocol,
+};
 use crate::topology::{Routes, Topology};
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Unit, Units};
 
@@ -133,6 +135,10 @@ impl<P: Protocol> Protocol for Routed<P> {
 
     fn audit(&self) {
         self.inner.audit();
+    }
+
+    fn census(&self) -> Census {
+        self.inner.census()
     }
 
     fn unbounded(self) -> Self {
