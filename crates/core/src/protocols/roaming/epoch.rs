@@ -131,7 +131,7 @@ impl<R: Rules> Roaming<R> {
                 if let Some(&site) = holders.get(&unit) {
                     pool.find(number, site, me, false);
                 } else if !survey.withheld_units.contains(&unit) {
-                    let dealt = R::DEALS_AGAIN || *survey == Survey::default();
+                    let dealt = R::DEALS_AGAIN || is_first(survey);
                     let dealt = dealt.then(|| deal(unit, &members));
                     if let Some(site) = survey.idle.get(&unit).copied().or(dealt) {
                         pool.find(number, site, me, true);
@@ -201,6 +201,11 @@ impl<R: Rules> Roaming<R> {
         list.sort_unstable();
         list
     }
+}
+
+/// Whether it is that of the first epoch, before anything was done.
+fn is_first(survey: &Survey) -> bool {
+    *survey == Survey { keepers: survey.keepers.clone(), ..Survey::default() }
 }
 
 impl Pool {
