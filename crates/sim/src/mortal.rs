@@ -535,8 +535,8 @@ impl<P: Protocol, R: Rules> World<P, R> {
             Action::Expire(site, claim) => {
                 let seat = Arc::make_mut(&mut self.seats[site.index()]);
                 let lease = seat.orphans.remove(&claim);
-                if lease.as_ref().is_some_and(leave::is_nobodys) {
-                    return self.end_nobodys(site, claim);
+                if lease.as_ref().is_some_and(leave::is_unowned) {
+                    return self.end_unowned(site, claim);
                 }
                 self.release_promise(lease);
                 self.release_unknown(site, claim);
@@ -725,9 +725,9 @@ impl<P: Protocol, R: Rules> World<P, R> {
         let seat = Arc::make_mut(&mut self.seats[site.index()]);
         let Some(member) = &seat.member else { return };
         let mut taken = Vec::new();
-        let nobodys = seat.orphans.iter().filter(|it| leave::is_nobodys(it.1));
-        let nobodys = nobodys.filter(|it| member.claims().contains_key(it.0));
-        let mut orphans: BTreeMap<_, _> = nobodys.map(|(&claim, &lease)| (claim, lease)).collect();
+        let unowned = seat.orphans.iter().filter(|it| leave::is_unowned(it.1));
+        let unowned = unowned.filter(|it| member.claims().contains_key(it.0));
+        let mut orphans: BTreeMap<_, _> = unowned.map(|(&claim, &lease)| (claim, lease)).collect();
         for (&claim, Standing { demand, held, adopted, .. }) in member.claims() {
             let known = seat.clients.contains_key(&claim) || orphans.contains_key(&claim);
             if held.is_none() || known {

@@ -10,12 +10,12 @@ use super::{Action, Client, MemberInput, Seat, World};
 use crate::world::Violation;
 
 /// The lease of a claim whose client did not come along.
-const fn nobody(site: SiteId) -> LeaseKey {
+const fn no_owner(site: SiteId) -> LeaseKey {
     LeaseKey { giver: site, fence: 0 }
 }
 
 /// Whether the claim has come from a site that left, without its client.
-pub(super) const fn is_nobodys(lease: &LeaseKey) -> bool {
+pub(super) const fn is_unowned(lease: &LeaseKey) -> bool {
     lease.fence == 0
 }
 
@@ -40,13 +40,13 @@ impl<P: Protocol, R: Rules> World<P, R> {
             list.push(Action::Leave(site));
         }
         if member.may_grant() {
-            let nobodys = seat.orphans.iter().filter(|it| is_nobodys(it.1));
-            list.extend(nobodys.map(|(&claim, _)| Action::Expire(site, claim)));
+            let unowned = seat.orphans.iter().filter(|it| is_unowned(it.1));
+            list.extend(unowned.map(|(&claim, _)| Action::Expire(site, claim)));
         }
     }
 
     /// Ends a claim whose client did not come along.
-    pub(super) fn end_nobodys(&mut self, site: SiteId, claim: Stamp) -> Result<(), Violation> {
+    pub(super) fn end_unowned(&mut self, site: SiteId, claim: Stamp) -> Result<(), Violation> {
         let member = self.seats[site.index()].member.as_ref();
         let standing = member.and_then(|member| member.claims().get(&claim));
         let held = standing.is_some_and(|standing| standing.held.is_some());
@@ -107,7 +107,7 @@ impl<P: Protocol, R: Rules> World<P, R> {
                 let Some(standing) = surveys.find_map(|it| it.claims.get(&new)) else { continue };
                 match client.filter(|it| it.held.is_some() == standing.held.is_some()) {
                     Some(client) => drop(seat.clients.insert(new, client)),
-                    None => drop(seat.orphans.insert(new, nobody(moved.from))),
+                    None => drop(seat.orphans.insert(new, no_owner(moved.from))),
                 }
             }
         }
