@@ -1,4 +1,4 @@
-//! Errors and health: what is wrong, and what to do.
+//! Errors, and the health of a site in sentences.
 
 use serde::{Deserialize, Serialize};
 
