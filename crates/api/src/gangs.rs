@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Request, Units, Want, WrittenDuration, text_duration};
+#[cfg(feature = "schema")]
+use crate::WrittenDuration;
+use crate::{Request, Units, Want, text_duration};
 
 /// The body of `PUT /v1/gangs/{name}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

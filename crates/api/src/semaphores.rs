@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{WrittenDuration, text_duration};
+#[cfg(feature = "schema")]
+use crate::WrittenDuration;
+use crate::text_duration;
 
 /// A semaphore, counted over all sites.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
