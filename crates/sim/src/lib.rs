@@ -3,7 +3,7 @@
 //! [`world`] is the cluster as a value; [`exhaustive`] tries everything that can happen in it;
 //! [`seeded`] lets one thing after another happen in virtual time, drawn from a seed; [`trace`]
 //! writes down what happened and runs it again. [`chosen`] does all that with a protocol which is
-//! chosen at run time.
+//! chosen at run time. [`sites`] runs whole sites, with their clients and faults.
 
 pub mod chosen;
 pub mod exhaustive;
@@ -22,6 +22,7 @@ pub mod report;
 pub mod rng;
 pub mod script;
 pub mod seeded;
+pub mod sites;
 pub mod span;
 pub mod storm;
 pub mod trace;

@@ -210,8 +210,8 @@ pub struct Core {
     draining: bool,
     /// The cluster says that this site takes no new requests.
     drained: bool,
-    #[cfg(test)]
-    pub(super) mutant: Option<Mutant>,
+    #[cfg(feature = "mutants")]
+    mutant: Option<Mutant>,
 }
 
 /// Keeps what happens, and answers questions about it.
@@ -599,7 +599,7 @@ impl Core {
             faults: HashSet::new(),
             draining: false,
             drained: false,
-            #[cfg(test)]
+            #[cfg(feature = "mutants")]
             mutant: None,
         };
         // Everything comes with the first epoch.
@@ -727,6 +727,11 @@ impl Core {
         // Holders first: they are what a person can talk to.
         list.sort_by_key(|blocker| blocker.state != "held");
         (Some(claim), list)
+    }
+
+    /// Whether a request waits here, or a unit is in a lease.
+    pub fn is_busy(&self) -> bool {
+        self.queued > 0 || self.pools.iter().any(|pool| !pool.used.is_empty())
     }
 
     fn metrics_text(&self) -> String {

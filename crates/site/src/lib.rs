@@ -1,6 +1,6 @@
 //! What decides in a kofm site: protocols, leases, requests, pools, gangs, epochs.
 //!
-//! The driver in `kofm-net` hands it what comes in; the world in here does the same in tests.
+//! The driver in `kofm-net` hands it what comes in; `kofm_sim::sites` does the same in tests.
 #![expect(missing_docs, missing_debug_implementations, reason = "an inner part of `kofm-net`")]
 
 pub mod api;
@@ -27,7 +27,5 @@ pub mod session;
 pub mod store;
 pub mod tallies;
 pub mod views;
-#[cfg(test)]
-mod world;
 
 pub use kofm_api::duration;

@@ -1,5 +1,5 @@
-//! Faults that are put into the core on purpose, to see that the world of [`super::super::world`]
-//! finds each of them. Outside tests there is none.
+//! Faults that are put into the core on purpose, to see that the simulator of whole sites finds
+//! each of them. Without the feature `mutants`, which only tests have, there is none.
 
 use super::Core;
 
@@ -29,22 +29,37 @@ pub enum Mutant {
 }
 
 impl Core {
+    /// Puts a fault into the core.
+    ///
+    /// # Panics
+    ///
+    /// If the crate was built without the feature `mutants`.
+    #[cfg_attr(not(feature = "mutants"), expect(clippy::unused_self, reason = "see the feature"))]
+    pub fn mutate(&mut self, mutant: Mutant) {
+        #[cfg(feature = "mutants")]
+        {
+            self.mutant = Some(mutant);
+        }
+        #[cfg(not(feature = "mutants"))]
+        panic!("{mutant:?}: built without mutants");
+    }
+
     /// Whether the core has this fault.
-    #[cfg(test)]
+    #[cfg(feature = "mutants")]
     pub(crate) fn has(&self, mutant: Mutant) -> bool {
         self.mutant == Some(mutant)
     }
 
     /// There are none outside tests.
-    #[cfg(not(test))]
+    #[cfg(not(feature = "mutants"))]
     #[expect(clippy::unused_self, reason = "the same call as in tests")]
     pub(crate) const fn has(&self, _: Mutant) -> bool {
         false
     }
 }
 
-#[cfg(test)]
 impl Mutant {
+    /// Those that the seeds of whole sites under faults find.
     pub const ALL: [Self; 9] = [
         Self::SettlesWhileDraining,
         Self::LeasedFromTheAnswer,

@@ -3,10 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use kofm_core::SiteId;
-
-use crate::links::{LinkInfo, Links, Payload};
-use crate::session::Broken;
+use kofm_site::links::Payload;
 
 pub(super) type SharedNetwork = Arc<Mutex<Network>>;
 
@@ -108,58 +105,24 @@ impl Network {
     pub(super) fn take_reborn(&mut self, site: usize) -> bool {
         self.reborn.remove(&site)
     }
-}
 
-/// The channels of one site.
-#[derive(Debug)]
-pub(super) struct Channels {
-    site: usize,
-    network: SharedNetwork,
-}
-
-impl Channels {
-    pub(super) const fn new(site: usize, network: SharedNetwork) -> Self {
-        Self { site, network }
-    }
-}
-
-impl Links for Channels {
-    fn send(&self, to: SiteId, payload: &Payload) -> Result<(), Broken> {
-        let mut network = self.network.lock().expect("one thread");
-        let (from, to) = (self.site, to.index());
-        // What cannot be encoded and decoded would not arrive in production either.
-        let bytes = postcard::to_stdvec(payload).expect("payloads have an encoding");
-        let payload = postcard::from_bytes(&bytes).expect("and a decoding");
-        network.queues.entry((from, to)).or_default().push_back(payload);
-        if let Some(&channel) = network.connections.get(&pair(from, to)) {
-            network.sent.push((from, to, channel));
+    pub(super) fn send(&mut self, from: usize, to: usize, payload: Payload) {
+        self.queues.entry((from, to)).or_default().push_back(payload);
+        if let Some(&channel) = self.connections.get(&pair(from, to)) {
+            self.sent.push((from, to, channel));
         }
-        Ok(())
     }
 
-    fn is_up(&self, peer: SiteId) -> bool {
-        let network = self.network.lock().expect("one thread");
-        network.connections.contains_key(&pair(self.site, peer.index()))
+    pub(super) fn is_up(&self, a: usize, b: usize) -> bool {
+        self.connections.contains_key(&pair(a, b))
     }
 
-    fn reach(&self, _: SiteId, _: String, _: String) {}
-
-    fn reborn(&self, incarnation: u64) {
-        let mut network = self.network.lock().expect("one thread");
-        let site = self.site;
-        network.lives[site] = incarnation;
-        network.queues.retain(|&(from, to), _| from != site && to != site);
-        network.connections.retain(|&(a, b), _| a != site && b != site);
-        network.sent.clear();
-        network.reborn.insert(site);
-    }
-
-    fn end(&self, peer: SiteId, _: Broken) {
-        // The world has no way to show a broken session; its sites send no nonsense.
-        panic!("site {} sent nonsense to site {}", peer.0, self.site);
-    }
-
-    fn info(&self) -> Vec<LinkInfo> {
-        Vec::new()
+    /// A site begins another incarnation: none of its channels goes on.
+    pub(super) fn reborn(&mut self, site: usize, incarnation: u64) {
+        self.lives[site] = incarnation;
+        self.queues.retain(|&(from, to), _| from != site && to != site);
+        self.connections.retain(|&(a, b), _| a != site && b != site);
+        self.sent.clear();
+        self.reborn.insert(site);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use kofm_site::keeper::Standing;
+use kofm_site::store::{Pulse, Record};
+
 use super::StoreNews;
-use crate::keeper::Standing;
-use crate::store::{Pulse, Record};
 
 #[derive(Debug, Default)]
 pub(super) struct AtomicStore {

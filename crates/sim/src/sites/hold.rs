@@ -4,16 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use kofm_site::api::{self, Answer, Call, Hold, OnExpiry, State, Submit};
 
-use super::{Case, MILLISECOND, Violation, World, fail};
-use crate::api::{self, Answer, Call, Hold, OnExpiry, State, Submit};
-use crate::config::PoolConfig;
-use crate::core::Mutant;
-use crate::input::Command;
+use super::machine::{Reply, Told};
+use super::{Case, MILLISECOND, Mutant, PoolConfig, Violation, World, fail};
 
 const UNITS: u32 = 2;
-type Reply = oneshot::Receiver<Result<Answer, api::Error>>;
 
 /// The course of one run.
 #[derive(Debug, Default)]
@@ -26,17 +22,17 @@ struct Story {
 
 impl World {
     fn ask(&mut self, site: usize, call: Call) -> Reply {
-        let (reply, answer) = oneshot::channel();
+        let (message, reply) = Reply::of(call);
         let delay = self.delay();
-        self.later(delay, site, Command::Call { call, reply });
-        answer
+        self.later(delay, site, message);
+        reply
     }
 
     /// The answer, if it comes soon.
     fn answer(&mut self, mut reply: Reply) -> Result<Option<Answer>, Violation> {
         for _ in 0..200 {
             self.advance(10 * MILLISECOND)?;
-            if let Ok(answer) = reply.try_recv() {
+            if let Told::Answer(answer) = reply.take() {
                 return Ok(answer.ok());
             }
         }
@@ -61,8 +57,8 @@ impl Story {
     fn listen(&mut self, world: &mut World) -> Result<(), Violation> {
         let mut open = Vec::new();
         for (site, mut reply) in std::mem::take(&mut self.waiting) {
-            match reply.try_recv() {
-                Ok(Ok(Answer::Request(request))) if request.state == State::Granted => {
+            match reply.take() {
+                Told::Answer(Ok(Answer::Request(request))) if request.state == State::Granted => {
                     let lease =
                         request.lease.ok_or_else(|| fail("a grant without lease".into()))?;
                     for unit in &lease.units["slot"] {
@@ -74,8 +70,8 @@ impl Story {
                         self.told.insert(unit.clone(), lease.clone());
                     }
                 }
-                Err(oneshot::error::TryRecvError::Empty) => open.push((site, reply)),
-                Ok(_) | Err(oneshot::error::TryRecvError::Closed) => {}
+                Told::Nothing => open.push((site, reply)),
+                Told::Answer(_) | Told::Lost => {}
             }
         }
         self.waiting = open;
@@ -108,7 +104,13 @@ impl Story {
 }
 
 /// Sites grant both units and some of them are lost, at any moment; a person frees the rest.
-fn story(seed: u64, sites: usize, losses: u64, mutant: Option<Mutant>) -> Result<u64, Violation> {
+/// Returns the leases that clients were told of.
+pub fn story(
+    seed: u64,
+    sites: usize,
+    losses: u64,
+    mutant: Option<Mutant>,
+) -> Result<u64, Violation> {
     let on_expiry = if seed.is_multiple_of(2) { OnExpiry::Hold } else { OnExpiry::Quarantine };
     let kinds = ["roaming", "permission", "quorum"];
     let kind = kinds[usize::try_from(seed / 2).unwrap_or(0) % kinds.len()];
@@ -196,42 +198,4 @@ fn story(seed: u64, sites: usize, losses: u64, mutant: Option<Mutant>) -> Result
 /// The number of a site of this name.
 fn number(name: &str) -> Option<usize> {
     name.strip_prefix('s')?.parse().ok()
-}
-
-fn seeds() -> std::ops::Range<u64> {
-    let number = |name| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
-    let first = number("KOFM_SEED").unwrap_or(0);
-    first..first + number("KOFM_SEEDS").unwrap_or(30)
-}
-
-#[test]
-fn units_stay_with_their_lease_when_its_site_is_lost() {
-    let mut told = 0;
-    for seed in seeds() {
-        for (sites, losses) in [(3, 1), (5, 2), (3, 0), (2, 1)] {
-            match story(seed, sites, losses, None) {
-                Ok(more) => told += more,
-                Err(violation) => panic!("seed {seed}, {losses} of {sites}: {}", violation.0),
-            }
-        }
-    }
-    assert!(told > 100, "clients were granted {told} leases");
-}
-
-/// No site is left that knows: the units are withheld for a person.
-#[test]
-fn units_stay_out_of_use_when_most_sites_are_lost() {
-    for seed in seeds() {
-        if let Err(violation) = story(seed, 3, 2, None) {
-            panic!("seed {seed}: {}", violation.0);
-        }
-    }
-}
-
-/// As it was before leases were copied.
-#[test]
-fn a_grant_without_copies_is_found() {
-    let found = (0..30).find_map(|seed| story(seed, 3, 1, Some(Mutant::GrantsUncopied)).err());
-    let found = found.expect("a site that makes no copies is found");
-    assert!(found.0.contains("was granted as") || found.0.contains("in no list"), "{}", found.0);
 }

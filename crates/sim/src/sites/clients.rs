@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use kofm_site::api::{self, Answer, Call, Code, Hold, State, Submit};
 
+use super::machine::{Reply, Stimulus, Told};
 use super::{MILLISECOND, Step, Violation, World, fail};
-use crate::api::{self, Answer, Call, Code, Hold, State, Submit};
-use crate::input::{Command, Input};
 
 /// How a client behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +42,6 @@ impl Character {
         }
     }
 }
-
-type Reply = oneshot::Receiver<Result<Answer, api::Error>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
@@ -210,17 +207,16 @@ impl World {
     }
 
     fn call(&mut self, client: usize, site: usize, asked: Asked, call: Call) {
-        let (reply, receiver) = oneshot::channel();
+        let (message, reply) = Reply::of(call);
         let sent = self.time;
         let lost = !self.reaches(client, site);
-        let pending = Pending { site, sent, asked, reply: receiver, lost };
+        let pending = Pending { site, sent, asked, reply, lost };
         self.clients[client].pending = Some(pending);
         if lost {
             return self.at(PATIENCE, Step::GiveUp { client, sent });
         }
         let delay = self.delay();
-        let command = Command::Call { call, reply };
-        self.later(delay, site, command);
+        self.later(delay, site, message);
     }
 
     /// A client does something: it was idle for long enough, or its lease wants something.
@@ -337,10 +333,10 @@ impl World {
             let client = &mut self.clients[number];
             let pending = client.pending.as_mut().filter(|it| it.site == site && !it.lost);
             let Some(pending) = pending else { continue };
-            let answer = match pending.reply.try_recv() {
-                Ok(answer) => answer,
-                Err(oneshot::error::TryRecvError::Empty) => continue,
-                Err(oneshot::error::TryRecvError::Closed) => {
+            let answer = match pending.reply.take() {
+                Told::Answer(answer) => answer,
+                Told::Nothing => continue,
+                Told::Lost => {
                     client.lose_call();
                     self.think(number);
                     continue;
@@ -506,21 +502,25 @@ impl World {
         let spec = Submit { want, ttl: Some(Duration::from_secs(5)), ..Submit::default() };
         let patience = Some(Duration::from_secs(8));
         let call = Call::Submit { spec, fresh: true, hold: Hold::Lease, patience };
-        let (reply, mut receiver) = oneshot::channel();
-        self.input(site, Input::Command(Command::Call { call, reply }));
+        let (message, mut reply) = Reply::of(call);
+        self.input(site, Stimulus::Call(message));
         self.advance(9_000 * MILLISECOND)?;
-        let lease = match receiver.try_recv() {
-            Ok(Ok(Answer::Request(request))) => {
+        let lease = match reply.take() {
+            Told::Answer(Ok(Answer::Request(request))) => {
                 let (state, claims) = (request.state, request.blocked_by.len());
                 let text = || format!("L3: s{site} does not grant: {state:?} behind {claims}");
                 request.lease.ok_or_else(|| fail(text()))?
             }
-            other => return Err(fail(format!("L3: s{site} does not grant: {other:?}"))),
+            Told::Answer(other) => {
+                return Err(fail(format!("L3: s{site} does not grant: {other:?}")));
+            }
+            Told::Nothing | Told::Lost => {
+                return Err(fail(format!("L3: s{site} does not answer")));
+            }
         };
         // It has expired by now, unless the site's right to grant was shorter.
-        let (reply, _receiver) = oneshot::channel();
-        let call = Call::Release(lease.id);
-        self.input(site, Input::Command(Command::Call { call, reply }));
+        let (message, _reply) = Reply::of(Call::Release(lease.id));
+        self.input(site, Stimulus::Call(message));
         self.advance(6_000 * MILLISECOND)
     }
 }

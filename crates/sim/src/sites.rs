@@ -4,32 +4,27 @@
 //! and clients, and injects faults that a seed draws. Laws are judged from what clients saw.
 
 mod clients;
-mod hold;
+pub mod hold;
+mod machine;
 mod network;
 mod store;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::time::Duration;
 
-use kofm_core::SiteId;
+use kofm_site::boottime::{Moment, Now};
+use kofm_site::store as epoch_store;
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use tokio::sync::{broadcast, mpsc, watch};
 
 use self::clients::{Character, Client, Holds};
-use self::network::{Channels, SharedNetwork};
+use self::machine::{Machine, Message, Start, Stimulus};
+use self::network::SharedNetwork;
 use self::store::AtomicStore;
-use crate::boottime::{Moment, Now};
-use crate::config::{Config, PoolConfig};
-use crate::core::{Change, Core, Doors, Mutant, Origin, View};
-use crate::input::{Command, Input};
-use crate::keeper::{News, Note, Standing};
-use crate::links::Event;
-use crate::plan::Plan;
-use crate::session::Broken;
-use crate::store as epoch_store;
+
+pub use kofm_site::config::PoolConfig;
+pub use kofm_site::core::Mutant;
 
 const MILLISECOND: u64 = 1_000_000;
 const SITE_LEASE: Duration = Duration::from_secs(1);
@@ -39,9 +34,12 @@ const REST: u64 = 120_000 * MILLISECOND;
 
 /// What a seed varies.
 #[derive(Clone, Debug)]
-pub(super) struct Case {
+pub struct Case {
+    /// How many sites there are.
     pub sites: usize,
+    /// The pools of the cluster, by name.
     pub pools: BTreeMap<String, PoolConfig>,
+    /// How many clients there are.
     pub clients: usize,
     /// Faults during the first phase.
     pub faults: usize,
@@ -55,7 +53,7 @@ pub(super) struct Case {
 
 /// A broken law, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Violation(pub String);
+pub struct Violation(pub String);
 
 /// What happens at a moment.
 #[derive(Clone, Debug)]
@@ -122,18 +120,12 @@ enum StoreNews {
     Trouble,
 }
 
-struct Machine {
-    core: Core,
-    standing: watch::Receiver<Standing>,
-    proposals: mpsc::Receiver<epoch_store::Record>,
-    view: watch::Receiver<View>,
+#[derive(Debug, Default)]
+struct Host {
+    machine: Option<Machine>,
     /// When the world wakes it next.
     wakes: Option<u64>,
     beats: u64,
-}
-
-struct Host {
-    machine: Option<Machine>,
     /// Processes that have run here; a later one's heartbeats and proposals are told apart.
     process: u64,
     paused_until: u64,
@@ -146,7 +138,8 @@ struct Host {
 }
 
 /// The world.
-pub(super) struct World {
+#[derive(Debug)]
+pub struct World {
     case: Case,
     time: u64,
     queue: BTreeMap<(u64, u64), Step>,
@@ -157,15 +150,13 @@ pub(super) struct World {
     store: AtomicStore,
     clients: Vec<Client>,
     holds: Holds,
-    commands: BTreeMap<u64, Command>,
+    commands: BTreeMap<u64, Message>,
     quiet: bool,
-    /// Inputs that cores have handled, and a hash of what clients were told.
-    pub inputs: u64,
-    pub grants: u64,
-    /// Renewals of leases that an earlier incarnation had granted.
-    pub carried: u64,
-    /// Renewals at another site than the last one.
-    pub adopted: u64,
+    inputs: u64,
+    grants: u64,
+    carried: u64,
+    adopted: u64,
+    /// A hash of what clients were told.
     told: DefaultHasher,
     violation: Option<Violation>,
 }
@@ -183,7 +174,8 @@ fn moment_of(shown: u64, rate: i64) -> u64 {
 }
 
 impl World {
-    pub(super) fn new(case: Case, seed: u64) -> Self {
+    /// A cluster that starts now.
+    pub fn new(case: Case, seed: u64) -> Self {
         let mut world = Self {
             time: 1_000_000 * MILLISECOND,
             queue: BTreeMap::new(),
@@ -206,8 +198,7 @@ impl World {
         };
         for site in 0..world.case.sites {
             let rate = world.rate();
-            let host =
-                Host { machine: None, process: 0, paused_until: 0, rate, cut: false, apart: false };
+            let host = Host { rate, ..Host::default() };
             world.hosts.push(host);
             world.start(site);
         }
@@ -249,45 +240,25 @@ impl World {
         self.next_event += 1;
     }
 
-    fn config(&self, site: usize) -> Config {
-        let members = (0..self.case.sites).map(|it| (format!("s{it}"), String::new())).collect();
-        let pools = self.case.pools.clone();
-        let name = format!("s{site}");
-        Config { members, pools, site_lease: SITE_LEASE, ..Config::single(&name) }.with_seats()
-    }
-
     /// Starts a process at a host.
     fn start(&mut self, site: usize) {
-        let config = self.config(site);
         let incarnation = self.network.lock().expect("one thread").next_life(site);
-        let note = Note { address: config.site.clone(), ..Note::default() };
-        let (me, standing) = watch::channel(Standing::before_joining(incarnation, &note));
-        let (offers, proposals) = mpsc::channel(4);
-        let (running, view) = watch::channel(View::default());
-        let doors = Doors {
-            me,
-            proposals: offers,
-            running,
-            state: None,
-            joinable: false,
-            wanted: None,
-            sole: false,
-            whole: false,
-        };
-        let now = self.now(site);
-        let plan = Plan::first(&config);
-        let change =
-            Change::new(config.me(), incarnation, now.boot, plan, config.site_lease, doors);
         let mut seed = [0; 32];
         self.random.fill_bytes(&mut seed);
-        let links = Box::new(Channels::new(site, Arc::clone(&self.network)));
-        let events = broadcast::Sender::new(1);
-        let mut core =
-            Core::new(&config, Origin { incarnation, now, seed }, links, events, change, None);
-        core.mutant = self.case.mutant;
+        let start = Start {
+            number: site,
+            sites: self.case.sites,
+            pools: &self.case.pools,
+            site_lease: SITE_LEASE,
+            incarnation,
+            now: self.now(site),
+            seed,
+            mutant: self.case.mutant,
+        };
+        let machine = Machine::start(&start, &self.network);
         let host = &mut self.hosts[site];
         host.process += 1;
-        host.machine = Some(Machine { core, standing, proposals, view, wakes: None, beats: 0 });
+        (host.machine, host.wakes, host.beats) = (Some(machine), None, 0);
         self.at(0, Step::Beat(site));
         for peer in (0..self.case.sites).filter(|&peer| peer != site) {
             let delay = self.delay();
@@ -301,10 +272,10 @@ impl World {
         Now { boot, wall_ms: self.time / MILLISECOND }
     }
 
-    fn input(&mut self, site: usize, input: Input) {
+    fn input(&mut self, site: usize, stimulus: Stimulus) {
         let now = self.now(site);
         let Some(machine) = &mut self.hosts[site].machine else { return };
-        machine.core.on_input(now, input);
+        machine.handle(now, stimulus);
         self.inputs += 1;
         self.look_at(site);
     }
@@ -325,20 +296,15 @@ impl World {
             }
         }
         let (time, rate) = (self.time, self.hosts[site].rate);
-        let Some(machine) = &mut self.hosts[site].machine else { return };
-        let next = machine.core.next_timer().map(|it| moment_of(it.nanos(), rate).max(time));
-        let wake = next.filter(|&next| machine.wakes.is_none_or(|armed| next < armed));
+        let host = &mut self.hosts[site];
+        let Some(machine) = &mut host.machine else { return };
+        let next = machine.next_timer().map(|it| moment_of(it.nanos(), rate).max(time));
+        let wake = next.filter(|&next| host.wakes.is_none_or(|armed| next < armed));
         if wake.is_some() {
-            machine.wakes = wake;
+            host.wakes = wake;
         }
-        let beat = machine.standing.has_changed().unwrap_or(false);
-        if beat {
-            machine.standing.mark_unchanged();
-        }
-        let mut offered = None;
-        while let Ok(record) = machine.proposals.try_recv() {
-            offered = Some(record);
-        }
+        let beat = machine.has_news();
+        let offered = machine.proposal();
         let life = self.hosts[site].process;
         if let Some(wake) = wake {
             self.at(wake - time, Step::Wake(site));
@@ -358,9 +324,9 @@ impl World {
     }
 
     /// A command reaches a site later.
-    fn later(&mut self, delay: u64, site: usize, command: Command) {
+    fn later(&mut self, delay: u64, site: usize, message: Message) {
         let (number, process) = (self.next_event, self.hosts[site].process);
-        self.commands.insert(number, command);
+        self.commands.insert(number, message);
         self.at(delay, Step::Command { site, process, number });
     }
 
@@ -371,7 +337,7 @@ impl World {
     }
 
     /// Runs until the faults are over, then heals everything and demands service from every site.
-    pub(super) fn run(mut self) -> Result<Outcome, Violation> {
+    pub fn run(mut self) -> Result<Outcome, Violation> {
         let length = u64::try_from(self.case.length.as_nanos()).unwrap_or(u64::MAX);
         self.advance(800 * MILLISECOND + length)?;
         self.heal();
@@ -441,37 +407,32 @@ impl World {
         }
         match event {
             Step::Wake(site) => {
-                if let Some(machine) = &mut self.hosts[site].machine {
-                    machine.wakes = None;
-                }
-                self.input(site, Input::Nothing);
+                self.hosts[site].wakes = None;
+                self.input(site, Stimulus::Time);
             }
             Step::Deliver { from, to, channel } => {
                 let payload = self.network.lock().expect("one thread").take(from, to, channel);
                 if let Some(payload) = payload {
                     let list = vec![payload];
-                    self.input(to, Input::Link(Event::Messages { from: site_id(from), list }));
+                    self.input(to, Stimulus::Messages { from, list });
                 }
             }
             Step::Connect(a, b) => self.connect(a, b),
             Step::Link { site, process, news } => {
                 if self.hosts[site].process == process {
-                    let event = match news {
-                        LinkNews::Up(peer) => Event::Up(site_id(peer)),
-                        LinkNews::Down(peer) => Event::Down(site_id(peer)),
-                        LinkNews::Reset { peer, old, new } => {
-                            let why = Broken::Reset { old, new };
-                            Event::PeerReset { peer: site_id(peer), why }
-                        }
+                    let stimulus = match news {
+                        LinkNews::Up(peer) => Stimulus::Up(peer),
+                        LinkNews::Down(peer) => Stimulus::Down(peer),
+                        LinkNews::Reset { peer, old, new } => Stimulus::Reset { peer, old, new },
                     };
-                    self.input(site, Input::Link(event));
+                    self.input(site, stimulus);
                 }
             }
             Step::Command { site, process, number } => {
                 // A command to a process that is gone is dropped, and its client hears of that.
                 let command = self.commands.remove(&number);
                 if let Some(command) = command.filter(|_| self.hosts[site].process == process) {
-                    self.input(site, Input::Command(command));
+                    self.input(site, Stimulus::Call(command));
                 } else {
                     self.ask_clients(site);
                 }
@@ -534,13 +495,14 @@ impl World {
         let began = reading(self.time, self.hosts[site].rate);
         let reaches = self.reaches_store(site);
         let life = self.hosts[site].process;
-        let Some(machine) = &mut self.hosts[site].machine else { return };
+        let host = &mut self.hosts[site];
+        let Some(machine) = &mut host.machine else { return };
         // One heartbeat is under way at a time.
-        if machine.beats % 2 == 1 {
+        if host.beats % 2 == 1 {
             return;
         }
-        machine.beats += 1;
-        let standing = machine.standing.borrow_and_update().clone();
+        host.beats += 1;
+        let standing = machine.standing();
         let news =
             if reaches { self.store.beat(site, began, &standing) } else { StoreNews::Trouble };
         let slow = self.below(4) == 0;
@@ -563,22 +525,17 @@ impl World {
         if self.hosts[site].process != life {
             return;
         }
-        let Some(machine) = &mut self.hosts[site].machine else { return };
-        let news = match news {
-            StoreNews::Steady { began, pulses } => {
-                machine.beats += machine.beats % 2;
-                News::Beat { began: Moment::from_nanos(began), pulses }
-            }
-            StoreNews::Decided(record) => {
-                machine.beats += machine.beats % 2;
-                News::Decided(record)
-            }
-            StoreNews::Trouble => {
-                machine.beats += machine.beats % 2;
-                News::Trouble("no voter answers".to_owned())
-            }
+        let host = &mut self.hosts[site];
+        if host.machine.is_none() {
+            return;
+        }
+        host.beats += host.beats % 2;
+        let stimulus = match news {
+            StoreNews::Steady { began, pulses } => Stimulus::Beat { began, pulses },
+            StoreNews::Decided(record) => Stimulus::Decided(record),
+            StoreNews::Trouble => Stimulus::Trouble("no voter answers"),
         };
-        self.input(site, Input::News(news));
+        self.input(site, stimulus);
     }
 
     fn inject(&mut self) {
@@ -632,7 +589,7 @@ impl World {
             _ => {
                 // A planned stop with its queue, and a restart.
                 if spare {
-                    self.input(site, Input::Command(Command::Drain));
+                    self.input(site, Stimulus::Drain);
                     self.kill(site);
                     let delay = self.below(1500 * MILLISECOND);
                     self.at(delay, Step::Start(site));
@@ -683,8 +640,7 @@ impl World {
 
     /// Some site has a request that waits, or a unit in a lease.
     fn is_busy(&self) -> bool {
-        let mut cores = self.hosts.iter().filter_map(|host| host.machine.as_ref());
-        cores.any(|it| it.core.queued > 0 || it.core.pools.iter().any(|pool| !pool.used.is_empty()))
+        self.hosts.iter().filter_map(|host| host.machine.as_ref()).any(Machine::is_busy)
     }
 
     /// Every site may grant again, and its books are empty.
@@ -692,7 +648,7 @@ impl World {
         for (number, host) in self.hosts.iter().enumerate() {
             let machine =
                 host.machine.as_ref().ok_or_else(|| fail(format!("s{number} is dead")))?;
-            let view = machine.view.borrow();
+            let view = machine.view();
             if !view.granting {
                 return Err(fail(format!("s{number} does not grant: {:?}", view.trouble)));
             }
@@ -705,100 +661,21 @@ impl World {
     }
 }
 
-fn site_id(site: usize) -> SiteId {
-    SiteId(u16::try_from(site).unwrap_or(u16::MAX))
-}
-
 fn fail(text: String) -> Violation {
     Violation(text)
 }
 
 /// What a run has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Outcome {
+pub struct Outcome {
+    /// Inputs that cores have handled.
     pub inputs: u64,
+    /// Grants of which clients were told.
     pub grants: u64,
     /// Renewals of leases that an earlier incarnation had granted.
     pub carried: u64,
+    /// Renewals at another site than the last one.
     pub adopted: u64,
     /// A hash of every answer that a client got, in order.
     pub told: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn case(seed: u64) -> Case {
-        let sites = 1 + usize::try_from(seed % 5).unwrap_or(0);
-        let kinds = ["roaming", "permission", "permission-lazy", "quorum"];
-        let mut pools = BTreeMap::new();
-        for (number, name) in ["x", "y"].into_iter().enumerate() {
-            let kind = kinds[(usize::try_from(seed / 5).unwrap_or(0) + number) % kinds.len()];
-            let units = 1 + u32::try_from(seed / 7 + number as u64).unwrap_or(0) % 5;
-            let protocol = kofm_core::Kind::named(kind).expect("a protocol of this name");
-            pools.insert(name.to_owned(), PoolConfig { protocol, ..PoolConfig::new(units) });
-        }
-        let faults = usize::try_from(seed % 13).unwrap_or(0);
-        let slow = Duration::from_millis(if seed.is_multiple_of(3) { 900 } else { 250 });
-        let length = Duration::from_secs(20);
-        Case { sites, pools, clients: 16, faults, length, slow, mutant: None }
-    }
-
-    /// Seeds that run with every test; `KOFM_SEEDS` and `KOFM_SEED` choose others.
-    fn seeds() -> std::ops::Range<u64> {
-        let number = |name| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
-        let first = number("KOFM_SEED").unwrap_or(0);
-        first..first + number("KOFM_SEEDS").unwrap_or(200)
-    }
-
-    #[test]
-    fn whole_sites_keep_their_promises_under_faults() {
-        let (mut inputs, mut grants, mut carried, mut adopted) = (0, 0, 0, 0);
-        for seed in seeds() {
-            match World::new(case(seed), seed).run() {
-                Ok(outcome) => {
-                    (inputs, grants) = (inputs + outcome.inputs, grants + outcome.grants);
-                    carried += outcome.carried;
-                    adopted += outcome.adopted;
-                }
-                Err(violation) => panic!("seed {seed}: {}\n{:#?}", violation.0, case(seed)),
-            }
-        }
-        println!(
-            "{inputs} inputs, {grants} grants, {carried} renewals by a later incarnation, \
-             {adopted} at another site"
-        );
-        assert!(grants > 0, "clients were served");
-        assert!(carried > 0, "a site that was left out went on with its leases");
-        assert!(adopted > 0, "leases went on at other sites");
-    }
-
-    /// Each fault is found, and the number of seeds that it took is printed.
-    #[test]
-    fn every_mutant_is_found() {
-        let mut missed = Vec::new();
-        for mutant in Mutant::ALL {
-            let found = (0..400).find_map(|seed| {
-                let case = Case { mutant: Some(mutant), ..case(seed) };
-                Some((seed, World::new(case, seed).run().err()?))
-            });
-            let sound = found.as_ref().map(|it| World::new(case(it.0), it.0).run());
-            assert!(sound.is_none_or(|it| it.is_ok()), "{mutant:?}: the seed fails without it");
-            match found {
-                Some((seed, violation)) => println!("{mutant:?}: seed {seed}: {}", violation.0),
-                None => missed.push(mutant),
-            }
-        }
-        assert_eq!(missed, [], "not found within 400 seeds");
-    }
-
-    #[test]
-    fn one_seed_gives_one_run() {
-        for seed in 0..20 {
-            let first = World::new(case(seed), seed).run();
-            let second = World::new(case(seed), seed).run();
-            assert_eq!(first, second, "seed {seed}");
-        }
-    }
 }
