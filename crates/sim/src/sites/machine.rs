@@ -21,7 +21,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::network::SharedNetwork;
 
-/// What a process starts with.
+/// The facts with which a process starts.
 pub(super) struct Start<'a> {
     pub number: usize,
     pub sites: usize,
@@ -71,7 +71,7 @@ pub(super) struct Message {
 #[derive(Debug)]
 pub(super) struct Reply(oneshot::Receiver<Result<Answer, api::Error>>);
 
-/// What has become of a call.
+/// The state of a call.
 pub(super) enum Told {
     Nothing,
     Answer(Result<Answer, api::Error>),
@@ -170,7 +170,7 @@ impl Machine {
         self.core.next_timer()
     }
 
-    /// Whether what it tells the store has changed since the last call of [`Self::standing`].
+    /// Whether its heartbeats say something else since the last call of [`Self::standing`].
     pub(super) fn has_news(&mut self) -> bool {
         let news = self.standing.has_changed().unwrap_or(false);
         if news {
