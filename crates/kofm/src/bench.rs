@@ -14,8 +14,13 @@
 //!
 //! A hand-over is what passes between the release of a unit at one site and its grant to a client
 //! that waits for it at another.
+//!
+//! With `--against`, other programs are measured beside kofm: see [`against`].
+
+mod against;
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,10 +36,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
+use self::against::{Against, Cell, System};
 use crate::exit::{Exit, SYSTEM};
 use crate::output::{say, say_line, tell};
 use crate::tables::{print_json, table};
 
+/// Numbers of clients, unless they are given.
+const CLIENTS: [usize; 4] = [1, 8, 32, 256];
 /// The open loop runs at this part of the closed loop's rate.
 const LOAD: f64 = 0.7;
 /// Between two hand-overs, and between the echoes that they are compared with.
@@ -44,8 +52,8 @@ const ECHO: usize = 64;
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Numbers of clients, with commas between them
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32, 256])]
+    /// Numbers of clients, with commas between them [default: 1,8,32,256; 1,8,32 with --against]
+    #[arg(long, value_delimiter = ',')]
     clients: Vec<usize>,
     /// Numbers of sites
     #[arg(long, value_delimiter = ',', default_values_t = [1, 3])]
@@ -76,6 +84,25 @@ pub(crate) struct Bench {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Measure other programs and kofm side by side
+    ///
+    /// Starts the programs that are installed, with their data in a temporary folder, and measures
+    /// the same cells at each of them. A program that is named must be installed.
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 0..=1, default_missing_value = "all",
+          conflicts_with_all = ["sites", "protocol", "units", "via", "confirm", "shared"])]
+    against: Option<Vec<System>>,
+    /// Cells of --against [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', requires = "against")]
+    cells: Vec<Cell>,
+    /// How often --against measures each cell; it shows the median
+    #[arg(long, default_value_t = 1, requires = "against")]
+    rounds: usize,
+    /// Write a picture of the rates of --against, SVG
+    #[arg(long, value_name = "FILE", requires = "against")]
+    plot: Option<PathBuf>,
+    /// Serve the semaphores of the floor, for the comparison
+    #[arg(long, hide = true)]
+    floor: bool,
     /// Answer echoes, for the comparison
     #[arg(long, hide = true)]
     echo: bool,
@@ -147,13 +174,34 @@ struct Latency {
 }
 
 impl Bench {
-    pub(crate) fn run(self) -> Result<(), Exit> {
-        self.check()?;
+    pub(crate) fn run(mut self) -> Result<(), Exit> {
         // As many threads as a site has: echo, sites and clients are all alike in that.
         let runtime = crate::serve::runtime()?;
         if self.echo {
             return runtime.block_on(echo_server());
         }
+        if self.floor {
+            return Ok(runtime.block_on(against::floor())?);
+        }
+        if let Some(systems) = self.against {
+            let (clients, cells, rounds) = (self.clients, self.cells, self.rounds);
+            let (time, json, plot) = (self.time, self.json, self.plot);
+            let against = Against { systems, clients, cells, rounds, time, json, plot };
+            // A signal ends the servers, too.
+            return runtime.block_on(async {
+                tokio::select! {
+                    ended = against.run() => ended,
+                    stopped = crate::serve::stop_signal() => {
+                        stopped?;
+                        Err(Exit::new(130, "stopped"))
+                    }
+                }
+            });
+        }
+        if self.clients.is_empty() {
+            self.clients = CLIENTS.to_vec();
+        }
+        self.check()?;
         let report = runtime.block_on(self.measure())?;
         if self.json {
             return print_json(&report);
