@@ -285,6 +285,7 @@ impl<R: Rules> Protocol for Roaming<R> {
         let mut turn = Turn::default();
         for unit in freed {
             let pool = &mut self.pools[unit.pool.index()];
+            pool.let_go_by(claim);
             if !pool.has(unit.number) && R::DROPS_WHAT_IS_OUT {
                 // The pool was made smaller while it was in use, or this unit taken out of it.
                 continue;
@@ -353,12 +354,8 @@ impl<R: Rules> Protocol for Roaming<R> {
             for (place, units) in pool.line.iter().take_while(|entry| entry.0.claim != claim) {
                 block(place.claim.site, units, Some(place.claim));
             }
-            for (&other, own) in &self.claims {
-                let (Own::Waiting { taken: units, .. } | Own::Held(units)) = own;
-                let has = units.iter().filter(|unit| unit.pool == id).count();
-                if has > 0 && other != claim {
-                    block(self.me, u32::try_from(has).unwrap_or(u32::MAX), Some(other));
-                }
+            for (&user, &units) in pool.users.iter().filter(|it| *it.0 != claim) {
+                block(self.me, units, Some(user));
             }
             let owned = u32::try_from(pool.owned.len()).unwrap_or(u32::MAX);
             let lack = pool.line.units(claim).saturating_sub(owned);
@@ -389,11 +386,14 @@ impl<R: Rules> Protocol for Roaming<R> {
     fn audit(&self) {
         for pool in &self.pools {
             let mut known: Vec<u32> = pool.idle.iter().copied().collect();
-            for own in self.claims.values() {
+            let mut users: BTreeMap<Stamp, u32> = BTreeMap::new();
+            for (&claim, own) in &self.claims {
                 let (Own::Waiting { taken: units, .. } | Own::Held(units)) = own;
                 let here = units.iter().filter(|unit| unit.pool == pool.id);
+                here.clone().for_each(|_| *users.entry(claim).or_default() += 1);
                 known.extend(here.map(|unit| unit.number));
             }
+            assert_eq!(pool.users, users, "claims that have units of the pool");
             known.sort_unstable();
             assert!(known.is_sorted_by(|a, b| a < b), "a unit is idle or with one claim");
             let mut owned = pool.owned.iter().filter(|unit| pool.has(**unit));

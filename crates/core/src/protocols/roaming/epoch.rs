@@ -147,6 +147,9 @@ impl<R: Rules> Roaming<R> {
             Self { me, sites: cluster.sites, pools, claims, starts, rules: PhantomData };
         for (claim, standing) in survey.of(me) {
             if let Some(units) = &standing.held {
+                for unit in units {
+                    fresh.pools[unit.pool.index()].use_by(claim, 1);
+                }
                 fresh.claims.insert(claim, Own::Held(units.clone()));
             }
         }

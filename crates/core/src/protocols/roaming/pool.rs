@@ -25,6 +25,8 @@ pub(super) struct Pool {
     pub(super) owned: BTreeSet<u32>,
     /// Those of them that nobody uses, the least recently used first.
     pub(super) idle: VecDeque<u32>,
+    /// Own claims that have units of this pool, and how many.
+    pub(super) users: BTreeMap<Stamp, u32>,
     /// Who waits.
     pub(super) line: Line,
     /// Whether units have come of which the switchboard has not heard since that they are idle.
@@ -54,6 +56,7 @@ impl Pool {
             out: BTreeSet::new(),
             owned: BTreeSet::new(),
             idle: VecDeque::new(),
+            users: BTreeMap::new(),
             line: Line::new(me),
             news: false,
             riders: Vec::new(),
@@ -91,6 +94,21 @@ impl Pool {
             && self.board.is_none()
             && !self.starting
             && self.line.iter().take(SOON).any(desk)
+    }
+
+    /// An own claim has `units` more.
+    pub(super) fn use_by(&mut self, claim: Stamp, units: u32) {
+        *self.users.entry(claim).or_default() += units;
+    }
+
+    /// An own claim has one unit less.
+    pub(super) fn let_go_by(&mut self, claim: Stamp) {
+        if let Some(units) = self.users.get_mut(&claim) {
+            *units -= 1;
+            if *units == 0 {
+                self.users.remove(&claim);
+            }
+        }
     }
 
     /// Takes idle units, the least recently used first.

@@ -199,7 +199,9 @@ impl<R: Rules> Roaming<R> {
     pub(super) fn let_go_of(&mut self, claim: Stamp, turn: &mut Turn) {
         let Some(Own::Waiting { taken, .. }) = self.claims.get_mut(&claim) else { return };
         for unit in core::mem::take(taken) {
-            self.pools[unit.pool.index()].idle.push_back(unit.number);
+            let pool = &mut self.pools[unit.pool.index()];
+            pool.let_go_by(claim);
+            pool.idle.push_back(unit.number);
             turn.touch(unit.pool);
         }
     }
@@ -294,6 +296,7 @@ impl<R: Rules> Roaming<R> {
         let pool = &mut self.pools[id.index()];
         pool.line.leave(claim);
         let drawn = pool.draw(units);
+        pool.use_by(claim, units);
         let Some(Own::Waiting { demand, taken, .. }) = self.claims.get_mut(&claim) else { return };
         taken.extend(drawn.into_iter().map(|number| Unit { pool: id, number }));
         let next = demand.parts().find(|part| part.0 > id);
