@@ -99,6 +99,7 @@ mod crowd;
 mod epoch;
 mod line;
 mod pool;
+mod posts;
 mod rules;
 mod search;
 mod turn;

@@ -14,13 +14,14 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::posts::{Posts, Wishes};
 use super::{Home, Seek};
 use crate::types::{SiteId, Stamp};
 
 /// What a board knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Board {
-    posts: BTreeMap<SiteId, Post>,
+    posts: Posts,
     /// What was sent somewhere and is not known to be idle, in order.
     sent: BTreeMap<u64, Sent>,
     /// The same by the number of units.
@@ -32,30 +33,11 @@ pub(super) struct Board {
     /// All units.
     total: u32,
     /// Claims that wait for units of their own site, and would take so many idle ones of others.
-    hopes: BTreeMap<Stamp, u32>,
-    /// How many idle units sites are to send here, because somebody hopes or seeks.
-    watched: BTreeMap<SiteId, u32>,
+    hopes: Wishes,
     /// Claims that seek, one of a site at a time, and how many units each lacks.
-    seekers: BTreeMap<Stamp, u32>,
+    seekers: Wishes,
     /// As an epoch begins: which sites were to give units to whom, as far as they had heard.
     promised: BTreeMap<Stamp, BTreeMap<SiteId, u32>>,
-}
-
-/// What the board knows of a site.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Post {
-    /// Units that it has when all is done that was decided.
-    units: u32,
-    /// Those of them that are idle, as far as the board knows.
-    idle: u32,
-    /// Those of them that were sent there and are not known to be idle.
-    sent: u32,
-    /// Asks that came from there.
-    heard: u64,
-    /// Units that it was told to give, all in all.
-    told: u64,
-    /// The next sending when it was last told to give units that its own claims use.
-    parted: u64,
 }
 
 /// Units that were sent to a site together.
@@ -71,15 +53,14 @@ pub(super) type Gift = (Stamp, SiteId, u32);
 impl Board {
     pub(super) const fn new() -> Self {
         Self {
-            posts: BTreeMap::new(),
+            posts: Posts::new(),
             sent: BTreeMap::new(),
             by_size: BTreeSet::new(),
             by_site: BTreeSet::new(),
             next: 0,
             total: 0,
-            hopes: BTreeMap::new(),
-            watched: BTreeMap::new(),
-            seekers: BTreeMap::new(),
+            hopes: Wishes::new(),
+            seekers: Wishes::new(),
             promised: BTreeMap::new(),
         }
     }
@@ -95,12 +76,13 @@ impl Board {
         self.promised.clear();
     }
 
-    /// A unit is at a site as the epoch begins.
-    pub(super) fn found(&mut self, site: SiteId, idle: bool) {
-        let post = self.posts.entry(site).or_default();
-        post.units += 1;
-        post.idle += u32::from(idle);
-        self.total += 1;
+    /// Units are at a site as the epoch begins, some of them idle.
+    pub(super) fn found(&mut self, site: SiteId, units: u32, idle: u32) {
+        self.posts.change(site, |post| {
+            post.units += units;
+            post.idle += idle;
+        });
+        self.total += units;
     }
 
     /// Whether nobody seeks.
@@ -115,27 +97,26 @@ impl Board {
 
     /// How many asks came from a site.
     pub(super) fn heard(&self, site: SiteId) -> u64 {
-        self.posts.get(&site).map_or(0, |post| post.heard)
+        self.posts.get(site).map_or(0, |post| post.heard)
     }
 
     /// Units that a site has when all is done that was decided.
     pub(super) fn units(&self, site: SiteId) -> u32 {
-        self.posts.get(&site).map_or(0, |post| post.units)
+        self.posts.get(site).map_or(0, |post| post.units)
     }
 
     /// An ask came from a site.
     pub(super) fn hear(&mut self, site: SiteId) {
-        self.posts.entry(site).or_default().heard += 1;
+        self.posts.change(site, |post| post.heard += 1);
     }
 
     /// A site says how many units are idle there.
     pub(super) fn note(&mut self, site: SiteId, spare: u32) {
-        let post = self.posts.entry(site).or_default();
-        post.idle = spare.min(post.units);
+        self.posts.change(site, |post| post.idle = spare.min(post.units));
         self.trim(site);
         if spare > 0 {
-            // Nobody waits there.
-            self.hopes.retain(|claim, _| claim.site != site);
+            // No claim waits there.
+            self.hopes.remove_site(site);
         }
     }
 
@@ -145,34 +126,35 @@ impl Board {
     /// back.
     pub(super) fn came_home(&mut self, from: SiteId, me: SiteId, home: &Home) -> (Vec<Gift>, u32) {
         let count = u32::try_from(home.units.len()).unwrap_or(u32::MAX);
-        let watched = self.watched.remove(&from).unwrap_or_default();
-        if watched > count {
-            self.watched.insert(from, watched - count);
-        }
-        let post = self.posts.entry(from).or_default();
-        let promised = post.told.saturating_sub(home.told).saturating_sub(home.left.into());
-        let promised = u32::try_from(promised).unwrap_or(u32::MAX);
-        let kept = count.saturating_sub(promised).min(post.units);
-        post.units -= kept;
-        post.idle = post.idle.saturating_sub(kept).min(post.units);
+        let kept = self.posts.change(from, |post| {
+            post.watched = post.watched.saturating_sub(count);
+            let promised = post.told.saturating_sub(home.told).saturating_sub(home.left.into());
+            let promised = u32::try_from(promised).unwrap_or(u32::MAX);
+            let kept = count.saturating_sub(promised).min(post.units);
+            post.units -= kept;
+            post.idle = post.idle.saturating_sub(kept).min(post.units);
+            kept
+        });
         self.trim(from);
         let (mut left, mut stay) = (kept, 0);
-        let mut gifts = Vec::new();
-        for (&claim, lack) in &mut self.seekers {
-            let units = left.min(*lack);
-            *lack -= units;
-            left -= units;
-            if claim.site == me {
-                stay += units;
-            } else if units > 0 {
-                gifts.push((claim, me, units));
+        let mut shares = Vec::new();
+        for (claim, lack) in self.seekers.iter() {
+            if left == 0 {
+                break;
             }
+            let units = left.min(lack);
+            left -= units;
+            shares.push((claim, me, units));
         }
-        self.seekers.retain(|_, lack| *lack > 0);
+        for &(claim, _, units) in &shares {
+            self.seekers.lower(claim, units);
+            stay += if claim.site == me { units } else { 0 };
+        }
+        let gifts: Vec<Gift> = shares.into_iter().filter(|it| it.0.site != me).collect();
         for &(claim, _, units) in &gifts {
             self.send(claim.site, units);
         }
-        self.posts.entry(me).or_default().units += stay + left;
+        self.posts.change(me, |post| post.units += stay + left);
         (gifts, stay + left)
     }
 
@@ -185,11 +167,9 @@ impl Board {
         if self.total <= FEW {
             return self.plan(claim, wish.max(lack));
         }
-        let idle = self.posts.iter().filter(|(site, _)| **site != claim.site);
-        let idle: u32 = idle.map(|(_, post)| post.idle).sum();
-        let count = lack.max(wish.min(idle));
+        let count = lack.max(wish.min(self.posts.idle_beside(claim.site)));
         let list = self.plan(claim, count);
-        self.hopes.retain(|other, _| other.site != claim.site);
+        self.hopes.remove_site(claim.site);
         if wish > count {
             self.hopes.insert(claim, wish - count);
         }
@@ -218,18 +198,22 @@ impl Board {
 
     /// Gives idle units of the board's own site to claims of others that would take so many, the
     /// oldest first.
-    fn bestow(&mut self, me: SiteId, claims: &mut BTreeMap<Stamp, u32>) -> Vec<Gift> {
+    fn bestow(&mut self, me: SiteId, claims: &mut Wishes) -> Vec<Gift> {
+        let mut left = self.posts.get(me).map_or(0, |post| post.idle);
         let mut gifts = Vec::new();
-        for (&claim, lack) in claims.iter_mut().filter(|(claim, _)| claim.site != me) {
-            let units = self.posts.get(&me).map_or(0, |post| post.idle).min(*lack);
-            if units > 0 {
-                self.take(me, None, units);
-                self.send(claim.site, units);
-                *lack -= units;
-                gifts.push((claim, me, units));
+        for (claim, lack) in claims.iter().filter(|it| it.0.site != me) {
+            if left == 0 {
+                break;
             }
+            let units = left.min(lack);
+            left -= units;
+            gifts.push((claim, me, units));
         }
-        claims.retain(|_, lack| *lack > 0);
+        for &(claim, _, units) in &gifts {
+            self.take(me, None, units);
+            self.send(claim.site, units);
+            claims.lower(claim, units);
+        }
         gifts
     }
 
@@ -248,26 +232,29 @@ impl Board {
         if self.hopes.is_empty() {
             return Vec::new();
         }
-        let wish: u32 = self.hopes.values().fold(0, |sum, &wish| sum.saturating_add(wish));
-        let others = self.posts.iter().filter(|(site, post)| **site != me && post.units > 0);
-        let others = others.filter(|(site, _)| !self.watched.contains_key(site));
-        let list: Vec<_> = others.map(|(&site, post)| (site, wish.min(post.units))).collect();
-        self.watched.extend(list.iter().copied());
-        list
+        let wish = self.hopes.sum();
+        let sites: Vec<SiteId> =
+            self.posts.unwatched_with_units().filter(|site| *site != me).collect();
+        let watch = |site: SiteId| {
+            self.posts.change(site, |post| {
+                post.watched = wish.min(post.units);
+                (site, post.watched)
+            })
+        };
+        sites.into_iter().map(watch).collect()
     }
 
     /// A claim has waited for long.
     pub(super) fn seek(&mut self, Seek { claim, lack, told }: Seek) {
-        let post = self.posts.entry(claim.site).or_default();
+        let known = self.posts.change(claim.site, |post| post.told);
         // Of these wants its site has not heard, and they go before it.
-        let coming = u32::try_from(post.told.saturating_sub(told)).unwrap_or(u32::MAX);
-        self.seekers.retain(|other, _| other.site != claim.site);
+        let coming = u32::try_from(known.saturating_sub(told)).unwrap_or(u32::MAX);
         self.seekers.insert(claim, lack.saturating_add(coming).min(self.total));
     }
 
     /// A claim seeks no more.
     pub(super) fn sate(&mut self, claim: Stamp) {
-        self.seekers.remove(&claim);
+        self.seekers.remove(claim);
     }
 
     /// Gives idle units of the board's own site to those who seek, and says who else is to send
@@ -276,26 +263,31 @@ impl Board {
         let mut seekers = core::mem::take(&mut self.seekers);
         let gifts = self.bestow(me, &mut seekers);
         self.seekers = seekers;
-        let lack = self.seekers.values().fold(0, |sum: u32, &lack| sum.saturating_add(lack));
-        // Who has promised all its units may keep idle ones, too few for whom they are for.
-        let others =
-            self.posts.keys().filter(|site| **site != me && !self.watched.contains_key(site));
-        let asked = others.filter_map(|&site| {
-            let seeker = self.seekers.keys().find(|claim| claim.site != site);
-            seeker.map(|&claim| (claim, site, lack.min(self.total)))
-        });
-        let asked: Vec<Gift> = asked.collect();
-        self.watched.extend(asked.iter().map(|one| (one.1, one.2)));
+        if self.seekers.is_empty() {
+            return (gifts, Vec::new());
+        }
+        let lack = self.seekers.sum().min(self.total);
+        // A site that has promised all its units may keep idle ones, too few for its next claim.
+        let mut asked = Vec::new();
+        for site in self.posts.unwatched().into_iter().filter(|site| *site != me) {
+            if let Some(claim) = self.seekers.oldest_beside(site) {
+                self.posts.change(site, |post| post.watched = lack);
+                asked.push((claim, site, lack));
+            }
+        }
         (gifts, asked)
     }
 
     /// Asserts that no unit is counted twice or not at all.
     pub(super) fn audit(&self) {
-        let all: u32 = self.posts.values().map(|post| post.units).sum();
+        self.posts.audit();
+        self.hopes.audit();
+        self.seekers.audit();
+        let all: u32 = self.posts.iter().map(|(_, post)| post.units).sum();
         assert_eq!(all, self.total, "every unit is at one site when all is done");
-        for (site, post) in &self.posts {
+        for (site, post) in self.posts.iter() {
             assert!(post.idle + post.sent <= post.units, "what was sent is idle, or in use");
-            let sent = self.sent.values().filter(|sent| sent.site == *site);
+            let sent = self.sent.values().filter(|sent| sent.site == site);
             assert_eq!(post.sent, sent.map(|sent| sent.units).sum(), "what was sent there");
         }
         let by_size = self.sent.iter().map(|(&number, sent)| (sent.units, number));
@@ -306,16 +298,22 @@ impl Board {
 
     /// Units leave a site, those of one sending or others.
     fn take(&mut self, site: SiteId, sent: Option<u64>, units: u32) {
-        let post = self.posts.entry(site).or_default();
-        post.units -= units;
-        post.told += u64::from(units);
+        let (many, next) = (self.total > FEW, self.next);
+        self.posts.change(site, |post| {
+            post.units -= units;
+            post.told += u64::from(units);
+            if sent.is_some() {
+                // At once, so that no unit is counted twice.
+                post.sent -= units;
+            } else {
+                if many && post.idle < units {
+                    post.parted = next;
+                }
+                post.idle = post.idle.saturating_sub(units);
+            }
+        });
         if let Some(sent) = sent {
             self.lower(sent, units);
-        } else {
-            if self.total > FEW && post.idle < units {
-                post.parted = self.next;
-            }
-            post.idle = post.idle.saturating_sub(units);
         }
         self.trim(site);
     }
@@ -325,9 +323,10 @@ impl Board {
         if units == 0 {
             return;
         }
-        let post = self.posts.entry(site).or_default();
-        post.units += units;
-        post.sent += units;
+        self.posts.change(site, |post| {
+            post.units += units;
+            post.sent += units;
+        });
         self.sent.insert(self.next, Sent { site, units });
         self.by_size.insert((units, self.next));
         self.by_site.insert((site, self.next));
@@ -336,24 +335,25 @@ impl Board {
 
     /// Of what was sent to a site, no more is left than is not idle: the first is idle first.
     fn trim(&mut self, site: SiteId) {
-        let Some(post) = self.posts.get(&site) else { return };
+        let Some(post) = self.posts.get(site) else { return };
         let mut over = post.sent.saturating_sub(post.units - post.idle.min(post.units));
         while over > 0
             && let Some(&(_, first)) = self.by_site.range((site, 0)..=(site, u64::MAX)).next()
         {
             let units = self.sent[&first].units.min(over);
+            self.posts.change(site, |post| post.sent -= units);
             self.lower(first, units);
             over -= units;
         }
     }
 
-    /// Of what was sent together, so many units are gone or idle.
+    /// Of the units that were sent together, `units` are gone or idle; the site's count is lower
+    /// already.
     fn lower(&mut self, number: u64, units: u32) {
         let Some(sent) = self.sent.get_mut(&number) else { return };
         self.by_size.remove(&(sent.units, number));
         sent.units -= units;
         let Sent { site, units: left } = *sent;
-        self.posts.entry(site).or_default().sent -= units;
         if left == 0 {
             self.sent.remove(&number);
             self.by_site.remove(&(site, number));
@@ -367,21 +367,12 @@ impl Board {
         if count == 0 {
             return Vec::new();
         }
-        let posts = self.posts.iter().filter(|(site, post)| **site != to && post.units > 0);
-        let idle = posts.clone().map(|(&site, post)| (site, post.idle));
-        let mut stocks: Vec<(SiteId, u32)> = idle.filter(|stock| stock.1 > 0).collect();
         // The rich give first, so that stocks even out and few claims find none at their site.
         // Otherwise the smallest stock that is large enough; else the largest.
-        stocks.sort_by_key(|&(_, units)| match units.checked_sub(count) {
-            Some(left) if left >= RICH => (0, u32::MAX - left),
-            Some(left) => (1, left),
-            None => (2, count - units),
-        });
-        let whole = stocks.first().filter(|stock| stock.1 >= count);
-        if let Some(&(site, _)) = whole {
+        if let Some(site) = self.posts.stock(to, count, RICH) {
             return Vec::from([(site, None, count)]);
         }
-        let idle: u32 = stocks.iter().map(|stock| stock.1).sum();
+        let idle = self.posts.idle_beside(to);
         if idle < count
             && let Some(site) = self.rested(to, count)
         {
@@ -394,16 +385,19 @@ impl Board {
         }
         let sent = self.sent.iter().filter(|(_, sent)| sent.site != to);
         let sent = sent.map(|(&number, sent)| (sent.site, Some(number), sent.units));
-        let idle = stocks.into_iter().map(|(site, units)| (site, None, units));
+        let idle = self.posts.stocks(to).map(|(site, units)| (site, None, units));
         // Last of all, units that claims of their own site use.
-        let used = posts.map(|(&site, post)| (site, None, post.units - post.idle - post.sent));
-        let mut left = count;
-        let take = |(site, sent, units): (SiteId, Option<u64>, u32)| {
+        let used = self.posts.users(to).map(|(site, units)| (site, None, units));
+        let (mut left, mut list) = (count, Vec::new());
+        for (site, sent, units) in idle.chain(sent).chain(used) {
+            if left == 0 {
+                break;
+            }
             let units = units.min(left);
             left -= units;
-            (units > 0).then_some((site, sent, units))
-        };
-        idle.chain(sent).chain(used).filter_map(take).collect()
+            list.push((site, sent, units));
+        }
+        list
     }
 
     /// The site whose own claims use so many units that one of them will be free sooner than any
@@ -412,11 +406,10 @@ impl Board {
         if self.total <= FEW {
             return None;
         }
-        let others = self.posts.iter().filter(|(site, _)| **site != to);
-        let used = others.map(|(&site, post)| (site, post.units - post.idle - post.sent, post));
-        let ages = used.filter(|&(_, used, _)| used >= count).map(|(site, used, post)| {
-            ((self.next - post.parted).saturating_mul(used.into()), site)
-        });
+        let ages = self
+            .posts
+            .rested(to, count)
+            .map(|(used, parted, site)| ((self.next - parted).saturating_mul(used.into()), site));
         let (age, site) = ages.max()?;
         let mut sent = self.sent.iter().filter(|(_, sent)| sent.site != to && sent.units >= count);
         let oldest = sent.next().map_or(0, |(number, _)| self.next - number);

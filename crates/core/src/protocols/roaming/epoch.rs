@@ -123,6 +123,8 @@ impl<R: Rules> Roaming<R> {
             }
             let out = Unit { pool: id, number: 0 }..Unit { pool: id, number: units.0 };
             cluster.out.range(out).for_each(|unit| pool.take_out(unit.number));
+            // Units at each site, and how many of them are idle.
+            let mut found: BTreeMap<SiteId, (u32, u32)> = BTreeMap::new();
             for number in 0..units.0 {
                 let unit = Unit { pool: id, number };
                 if !pool.has(number) && R::HIDES_WHAT_IS_OUT {
@@ -130,12 +132,20 @@ impl<R: Rules> Roaming<R> {
                 }
                 if let Some(&site) = holders.get(&unit) {
                     pool.find(number, site, me, false);
+                    found.entry(site).or_default().0 += 1;
                 } else if !survey.withheld_units.contains(&unit) {
                     let dealt = R::DEALS_AGAIN || is_first(survey);
                     let dealt = dealt.then(|| deal(unit, &members));
                     if let Some(site) = survey.idle.get(&unit).copied().or(dealt) {
                         pool.find(number, site, me, true);
+                        let found = found.entry(site).or_default();
+                        *found = (found.0 + 1, found.1 + 1);
                     }
+                }
+            }
+            if let Some(board) = &mut pool.board {
+                for (site, (units, idle)) in found {
+                    board.found(site, units, idle);
                 }
             }
             pool
@@ -215,9 +225,6 @@ impl Pool {
     /// A unit is at a site as the epoch begins.
     fn find(&mut self, number: u32, site: SiteId, me: SiteId, idle: bool) {
         self.reach += 1;
-        if let Some(board) = &mut self.board {
-            board.found(site, idle);
-        }
         if site != me {
             return;
         }
