@@ -70,10 +70,14 @@ impl Core {
                 request.want.iter().find(|it| waits && it.0 == place).map_or(0, |it| it.1)
             };
             let earlier = pool.waiting.iter().take_while(|it| claim.is_none_or(|mine| it.0 < mine));
-            let earlier = earlier.filter(|it| but != Some(it.1));
-            let due =
-                earlier.filter_map(|it| self.requests.get(&it.1)).map(|it| u64::from(due(it)));
-            let sum = (held as u64).saturating_add(due.sum());
+            let mut sum = held as u64;
+            for it in earlier.filter(|it| but != Some(it.1)) {
+                // None is left, however many claims follow.
+                if sum >= u64::from(pool.config.units) {
+                    break;
+                }
+                sum += self.requests.get(&it.1).map_or(0, |request| u64::from(due(request)));
+            }
             Some((name.clone(), u32::try_from(sum).unwrap_or(u32::MAX)))
         };
         want.keys().filter_map(count).collect()
