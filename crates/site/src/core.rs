@@ -76,6 +76,8 @@ const TRY: Duration = Duration::from_secs(1);
 /// Entries in one answer about a queue, leases or blockers.
 pub const MAX_LISTED: usize = 5_000;
 const MAX_BLOCKERS: usize = 64;
+/// A table of this capacity stays as large as it is.
+const SMALL: usize = 4_096;
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 const MIN_TTL: Duration = Duration::from_millis(100);
 const MAX_TTL: Duration = Duration::from_hours(30 * 24);
@@ -682,6 +684,23 @@ impl Core {
             }
             self.settle();
         }
+    }
+
+    /// Returns the memory of tables that were large and are nearly empty. A table never does so by
+    /// itself.
+    fn shrink(&mut self) {
+        let room = |length: usize, capacity: usize| {
+            (capacity > SMALL && length < capacity / 8).then_some((2 * length).max(SMALL))
+        };
+        macro_rules! shrink {
+            ($($table:ident)*) => {
+                $(if let Some(room) = room(self.$table.len(), self.$table.capacity()) {
+                    self.$table.shrink_to(room);
+                })*
+            };
+        }
+        shrink!(requests by_id by_claim by_lease asks tries takers taker_by_claim adders);
+        shrink!(protocol_timers todo outcomes effects lapsed);
     }
 
     fn start_timer(&mut self, moment: Moment, timer: Timer) -> (Moment, u64) {

@@ -575,6 +575,7 @@ impl Core {
         }
         self.give_up_plan(now);
         self.next_edit();
+        self.shrink();
         self.settle();
     }
 
