@@ -59,7 +59,7 @@ const MAX_BODY: usize = 1 << 20;
 /// It travels to another site in one frame.
 const MAX_BACKUP: usize = 8 << 20;
 /// An environment variable with which tests can damage a site.
-const TEST_FAULTS: &str = "KOFM_TEST_FAULTS";
+pub(crate) const TEST_FAULTS: &str = "KOFM_TEST_FAULTS";
 const BODY_IN: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]

@@ -35,7 +35,7 @@ use crate::join::Registrar;
 use crate::random;
 use crate::session::{Broken, Greeting};
 use crate::tls::Tls;
-use crate::wire::{Frame, Hello, MAX_BODY, VERSION, Who};
+use crate::wire::{Frame, Hello, MAX_BODY, Versions, Who};
 pub(crate) use kofm_site::links::{Event, LinkInfo, Links, Payload};
 
 /// How long an acknowledgement may wait for a message to travel with.
@@ -59,6 +59,8 @@ pub(crate) struct Identity {
     pub me: SiteId,
     pub lives: Arc<Lives>,
     pub table: u64,
+    /// The versions of the wire that this site speaks.
+    pub versions: Versions,
     /// A connection without a frame for this long is dead, whatever TCP says; a fifth of it is the
     /// longest that a site is silent.
     pub silence: Duration,
@@ -353,8 +355,8 @@ impl Mesh {
     fn hello(&self, link: &Link) -> Hello {
         let greeting = link.lock().session.greeting(self.incarnation());
         Hello {
-            oldest: VERSION,
-            newest: VERSION,
+            oldest: self.identity.versions.oldest,
+            newest: self.identity.versions.newest,
             cluster: self.identity.cluster.clone(),
             from: self.identity.me,
             to: link.peer,
@@ -446,6 +448,7 @@ mod tests {
             me: SiteId(0),
             lives: Lives::new("a", incarnation, 0, Duration::from_secs(5)),
             table: 0,
+            versions: Versions::OWN,
             silence: Duration::from_secs(5),
             tls: None,
             roster: Arc::new(Nobody),
@@ -458,8 +461,8 @@ mod tests {
     /// that has sent it three messages.
     fn answer(known: u64) -> Frame {
         Frame::Hello(Hello {
-            oldest: VERSION,
-            newest: VERSION,
+            oldest: Versions::OWN.oldest,
+            newest: Versions::OWN.newest,
             cluster: "c".into(),
             from: SiteId(1),
             to: SiteId(0),

@@ -10,8 +10,38 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
-/// The version that this code speaks.
+/// The newest version that this code speaks.
 pub const VERSION: u8 = 5;
+/// The oldest one. The header of each frame has it, so that an older site can read the greeting of
+/// a newer one; the greeting says which other versions a site speaks.
+pub const OLDEST: u8 = 5;
+
+/// The versions that a site speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub oldest: u8,
+    /// The newest.
+    pub newest: u8,
+}
+
+impl Versions {
+    /// Those of this code.
+    pub const OWN: Self = Self { oldest: OLDEST, newest: VERSION };
+
+    /// The version that two sites speak with each other: the newest that both know.
+    pub fn common(self, peer: Self) -> Option<u8> {
+        let newest = self.newest.min(peer.newest);
+        (newest >= self.oldest.max(peer.oldest)).then_some(newest)
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { oldest, newest } = self;
+        if oldest == newest { write!(f, "{newest}") } else { write!(f, "{oldest} to {newest}") }
+    }
+}
 /// Bytes in front of each body.
 pub const HEADER: usize = 16;
 /// The longest body once a peer is known.
@@ -176,7 +206,10 @@ pub enum WireError {
     #[error("no kofm frame")]
     Magic,
     /// A version that this code does not speak.
-    #[error("frame version {0}, this site speaks {VERSION}")]
+    #[error(
+        "the peer speaks wire version {0}, this site {}: install the same release at both",
+        Versions::OWN
+    )]
     Version(u8),
     /// A kind of frame that does not exist.
     #[error("unknown kind of frame {0}")]
@@ -217,7 +250,7 @@ impl Frame {
     pub fn encode(&self, out: &mut BytesMut) {
         let start = out.len();
         out.put_slice(&MAGIC);
-        out.put_u8(VERSION);
+        out.put_u8(OLDEST);
         out.put_u8(self.kind());
         out.put_u16_le(0);
         out.put_u64_le(0);
@@ -251,7 +284,7 @@ impl Frame {
         if buffer.len() < HEADER {
             return Ok(None);
         }
-        if buffer[4] != VERSION {
+        if !(OLDEST..=VERSION).contains(&buffer[4]) {
             return Err(WireError::Version(buffer[4]));
         }
         let kind = buffer[5];
@@ -398,6 +431,21 @@ mod tests {
                 buffer.put_u8(*byte);
             }
             assert_eq!(Frame::decode(&mut buffer, MAX_BODY), Ok(Some(frame)));
+        }
+    }
+
+    #[test]
+    fn sites_of_two_releases_speak_the_newest_version_that_both_know() {
+        let of = |oldest, newest| Versions { oldest, newest };
+        for (a, b, common) in [
+            (of(5, 5), of(5, 5), Some(5)),
+            (of(5, 5), of(5, 6), Some(5)),
+            (of(5, 6), of(6, 7), Some(6)),
+            (of(5, 7), of(6, 6), Some(6)),
+            (of(5, 5), of(6, 6), None),
+            (of(6, 7), of(8, 9), None),
+        ] {
+            assert_eq!((a.common(b), b.common(a)), (common, common), "{a} and {b}");
         }
     }
 

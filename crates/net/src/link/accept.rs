@@ -16,7 +16,7 @@ use super::lives::Twin;
 use super::peer::Link;
 use super::{BACKOFF_MIN, GREETING, GREETINGS, Mesh, Payload, greeting};
 use crate::session::Visitor;
-use crate::wire::{Call, Frame, Hello, Join, Refuse, RefuseCode, VERSION, Who};
+use crate::wire::{Call, Frame, Hello, Join, Refuse, RefuseCode, Versions, Who};
 
 /// Who has come.
 enum Greeted {
@@ -244,8 +244,16 @@ impl Mesh {
             let text = format!("this is site {me} of cluster {}", self.identity.cluster);
             return refuse(RefuseCode::Address, text);
         }
-        if hello.oldest > VERSION || hello.newest < VERSION {
-            return refuse(RefuseCode::Version, format!("this site speaks version {VERSION}"));
+        let theirs = Versions { oldest: hello.oldest, newest: hello.newest };
+        let ours = self.identity.versions;
+        if ours.common(theirs).is_none() {
+            let (me, peer) = (&self.identity.name, &link.name);
+            let older = if theirs.newest < ours.oldest { peer } else { me };
+            let text = format!(
+                "site {me} speaks wire version {ours}, and {peer} {theirs}: upgrade {older}, one \
+                 release after the other"
+            );
+            return refuse(RefuseCode::Version, text);
         }
         if hello.table != self.identity.table {
             let text = "the sites' configurations name other members, pools or protocols; \
