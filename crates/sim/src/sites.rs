@@ -23,7 +23,7 @@ use self::machine::{Machine, Message, Start, Stimulus};
 use self::network::SharedNetwork;
 use self::store::AtomicStore;
 
-pub use kofm_site::config::PoolConfig;
+pub use kofm_site::config::{PoolConfig, Scope};
 pub use kofm_site::core::Mutant;
 
 const MILLISECOND: u64 = 1_000_000;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Code, Members, OnExpiry, UnitsSpec};
 use crate::config::{
-    MAX_GANG, MAX_POOLS, MAX_SEMAPHORES, MAX_UNITS, PoolConfig, SemaphoreConfig, check_name,
+    MAX_GANG, MAX_POOLS, MAX_SEMAPHORES, MAX_UNITS, PoolConfig, Scope, SemaphoreConfig, check_name,
     is_seat, protocol_named, semaphore_protocol_named, unit_name,
 };
 use crate::plan::{Plan, PlannedPool};
@@ -50,6 +50,12 @@ pub struct SavedPool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Value>"))]
     arbitration: Option<Arbitration>,
+    /// Names of the sites that share it, if not all do.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    sites: BTreeSet<String>,
+    /// Names of the zones whose sites share it, if not all do.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    zones: BTreeSet<String>,
     /// Units that people took out, and why.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     quarantined: BTreeMap<String, String>,
@@ -85,7 +91,8 @@ fn malformed(mut text: String) -> api::Error {
 
 impl SavedPool {
     fn of(pool: &PlannedPool) -> Option<Self> {
-        let PoolConfig { units, names, protocol, on_expiry, arbitration } = pool.wanted()?;
+        let PoolConfig { units, names, protocol, on_expiry, arbitration, scope } = pool.wanted()?;
+        let Scope { sites, zones } = scope;
         let out = pool.out.iter().filter(|it| *it.0 < units);
         let quarantined =
             out.map(|(&number, reason)| (unit_name(&names, number), reason.clone())).collect();
@@ -95,7 +102,7 @@ impl SavedPool {
             UnitsSpec::Names(names.into_iter().take(units as usize).collect())
         };
         let protocol = protocol.name().to_owned();
-        Some(Self { units, protocol, on_expiry, arbitration, quarantined })
+        Some(Self { units, protocol, on_expiry, arbitration, sites, zones, quarantined })
     }
 
     fn config(&self, name: &str) -> Result<PoolConfig, String> {
@@ -114,7 +121,9 @@ impl SavedPool {
         }
         let (on_expiry, arbitration) = (self.on_expiry, self.arbitration.clone());
         let protocol = protocol_named(&self.protocol)?;
-        Ok(PoolConfig { units, names, protocol, on_expiry, arbitration })
+        let scope = Scope { sites: self.sites.clone(), zones: self.zones.clone() };
+        let config = PoolConfig { units, names, protocol, on_expiry, arbitration, scope };
+        config.check_scope(name).map(|()| config)
     }
 }
 
@@ -213,7 +222,11 @@ impl Backup {
                 None if plan.pools.contains_key(name) => return other("pool", name),
                 None => {}
             }
-            plan.put(name, &pool.config(name).map_err(malformed)?);
+            if !plan.put(name, &pool.config(name).map_err(malformed)?) {
+                return Err(malformed(
+                    "pools are shared by more than 255 sets of sites".to_owned(),
+                ));
+            }
             for (unit, reason) in &pool.quarantined {
                 plan.quarantine(name, unit, Some(reason.clone()))
                     .map_err(|error| malformed(error.message))?;

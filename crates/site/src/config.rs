@@ -1,13 +1,14 @@
 //! What the core of a site is told before it starts: members, pools, semaphores, gangs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kofm_core::quorums::Arbitration;
 use kofm_core::{Kind, Service, SiteId};
+use serde::{Deserialize, Serialize};
 
 use crate::api::{Members, OnExpiry};
-use crate::engine::runs_in_a_site;
+use crate::engine::{heals, runs_in_a_site};
 
 /// Sites in a cluster.
 pub const MAX_SITES: usize = 1000;
@@ -150,13 +151,58 @@ pub struct PoolConfig {
     pub on_expiry: OnExpiry,
     /// Who decides, where the protocol asks arbiters; without it the best that there is.
     pub arbitration: Option<Arbitration>,
+    /// The sites that share it.
+    pub scope: Scope,
+}
+
+/// Which sites share a pool: those that are named, in the zones that are named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Scope {
+    /// Names of sites; if there are none, all sites.
+    pub sites: BTreeSet<String>,
+    /// Names of zones; if there are none, all zones.
+    pub zones: BTreeSet<String>,
+}
+
+impl Scope {
+    /// Whether every site of the cluster shares the pool.
+    pub fn is_all(&self) -> bool {
+        self.sites.is_empty() && self.zones.is_empty()
+    }
+
+    /// Whether the site of this name and zone does.
+    pub fn has(&self, name: &str, zone: &str) -> bool {
+        (self.sites.is_empty() || self.sites.contains(name))
+            && (self.zones.is_empty() || self.zones.contains(zone))
+    }
 }
 
 impl PoolConfig {
     /// So many numbered units, shared by the default protocol.
     pub fn new(units: u32) -> Self {
         let (names, on_expiry) = (Vec::new(), OnExpiry::Release);
-        Self { units, names, protocol: default_protocol(), on_expiry, arbitration: None }
+        let (protocol, scope) = (default_protocol(), Scope::default());
+        Self { units, names, protocol, on_expiry, arbitration: None, scope }
+    }
+
+    /// Why only some sites cannot share it, if that is so.
+    pub fn check_scope(&self, name: &str) -> Result<(), String> {
+        if self.scope.is_all() {
+            return Ok(());
+        }
+        if heals(self.protocol) {
+            return Err(format!(
+                "pool `{name}`: all sites share a pool of `{}`; omit `sites` and `zones`, or \
+                 choose another protocol",
+                self.protocol.name()
+            ));
+        }
+        if self.on_expiry != OnExpiry::Release {
+            return Err(format!(
+                "pool `{name}`: `sites` and `zones` must be combined with on_expiry = release only"
+            ));
+        }
+        Ok(())
     }
 
     /// What people call a unit.

@@ -43,7 +43,7 @@ use crate::journal::{Journal, Legacy};
 use crate::links::Links;
 use crate::metrics::{Metrics, Times};
 use crate::names::{self, Names};
-use crate::plan::Plan;
+use crate::plan::{Group, Plan};
 use crate::random::Random;
 use crate::tallies::{self, Tallies};
 
@@ -229,6 +229,7 @@ pub trait History: Send {
 }
 
 struct Running {
+    group: Group,
     kind: Kind,
     engine: Box<dyn Engine>,
     /// It does not say which units it grants: that is for the names.
@@ -241,10 +242,11 @@ struct Running {
 }
 
 impl Running {
-    fn new(kind: Kind, engine: Box<dyn Engine>, names: Names, pools: Vec<usize>) -> Self {
+    fn new(group: Group, engine: Box<dyn Engine>, names: Names, pools: Vec<usize>) -> Self {
+        let kind = group.kind;
         // Those that heal name their units, too, but count none of them as idle.
         let counts = engine.idle_units().is_none() && !engine::heals(kind);
-        Self { kind, engine, counts, names, pools, sound: None }
+        Self { group, kind, engine, counts, names, pools, sound: None }
     }
 }
 

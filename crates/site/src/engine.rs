@@ -104,6 +104,70 @@ pub fn resume(
     kind.visit_in_site(Resume { me, cluster, survey })
 }
 
+/// In place of a protocol, at a site that does not share the pools of its group: it has no units
+/// and grants none, and no other site has a reason to send it a message.
+pub fn outside(me: SiteId) -> Box<dyn Engine> {
+    Box::new(Outside(me))
+}
+
+struct Outside(SiteId);
+
+impl Engine for Outside {
+    fn step(&mut self, _: &mut Clock, input: Move, out: &mut Vec<Outcome>) -> Result<(), Refused> {
+        match input {
+            Move::Claim { claim, demand } => {
+                let reason = demand.pools().next().map_or(Rejection::Empty, Rejection::UnknownPool);
+                out.push(Outcome::Reject { claim, reason });
+                Ok(())
+            }
+            Move::Deliver { .. } => Err(Refused::Malformed),
+            Move::Release { .. } | Move::Withdraw { .. } | Move::Add { .. } | Move::Fire { .. } => {
+                Ok(())
+            }
+        }
+    }
+
+    fn next_stamp(&self, clock: Clock) -> Stamp {
+        Stamp { time: clock.time + 1, site: self.0 }
+    }
+
+    fn explain(&self, _: Stamp) -> Vec<Blocker> {
+        Vec::new()
+    }
+
+    fn is_at_rest(&self) -> bool {
+        true
+    }
+
+    fn alarm(&self) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn is_sound(&self) -> Option<bool> {
+        None
+    }
+
+    fn scramble(&mut self, _: &mut dyn FnMut() -> u64) {}
+
+    fn room(&self, _: PoolId) -> u64 {
+        0
+    }
+
+    fn head(&self, _: PoolId) -> Option<Head> {
+        None
+    }
+
+    fn idle_units(&self) -> Option<Vec<Unit>> {
+        Some(Vec::new())
+    }
+
+    fn lines(&self) -> BTreeMap<PoolId, Vec<(Stamp, Units)>> {
+        BTreeMap::new()
+    }
+
+    fn on_resume(&mut self, _: &mut Clock, _: &Survey, _: &mut Vec<Outcome>) {}
+}
+
 /// Whether sites run it: published listings with their faults do not.
 pub fn runs_in_a_site(kind: Kind) -> bool {
     kind.runs_in_sites()

@@ -20,11 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kofm_core::epoch::{Adopted, Book, Kept, LeaseKey, Standing};
-use kofm_core::{Clock, Demand, Kind, ProtocolId, Stamp, Unit};
+use kofm_core::{Clock, Demand, ProtocolId, Stamp, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::api::OnExpiry;
 use crate::ids::home_of;
+use crate::plan::Group;
 
 /// One lease, with everything that it takes to go on with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,13 +114,13 @@ pub struct Legacy {
 
 impl Legacy {
     /// The books that the next life joins with.
-    pub fn books(&self, kinds: &[Kind], kept: &dyn Fn(&Saved) -> Option<Kept>) -> Vec<Book> {
-        let book = |kind: &Kind| Book {
+    pub fn books(&self, groups: &[Group], kept: &dyn Fn(&Saved) -> Option<Kept>) -> Vec<Book> {
+        let book = |group: &Group| Book {
             claims: BTreeMap::new(),
-            idle: Some(self.idle.get(&kind.id()).cloned().unwrap_or_default()),
+            idle: Some(self.idle.get(&group.id()).cloned().unwrap_or_default()),
             ..Book::default()
         };
-        let mut books: Vec<Book> = kinds.iter().map(book).collect();
+        let mut books: Vec<Book> = groups.iter().map(book).collect();
         for saved in self.leases.values() {
             let own = |giver| {
                 let lease = LeaseKey { giver, fence: saved.fence };
@@ -127,7 +128,7 @@ impl Legacy {
             };
             let adopted = saved.adopted.or_else(|| home_of(&saved.lease).map(own));
             for part in &saved.parts {
-                let place = kinds.iter().position(|kind| kind.id() == part.protocol);
+                let place = groups.iter().position(|group| group.id() == part.protocol);
                 if let Some(book) = place.and_then(|place| books.get_mut(place)) {
                     let standing = Standing::holding(part.demand.clone(), part.units.clone());
                     let kept = kept(saved);

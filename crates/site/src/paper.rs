@@ -18,7 +18,7 @@ use ring::hmac;
 use serde::{Deserialize, Serialize};
 
 use crate::api::Holder;
-use crate::plan::{Plan, kinds};
+use crate::plan::Plan;
 
 /// Bytes of the keyed hash in an id.
 const TAG: usize = 16;
@@ -140,8 +140,8 @@ impl LeasePaper {
             let mut units = Vec::new();
             for (name, runs) in &part.units {
                 let pool = plan.pools.get(name)?;
-                let kind = pool.config()?.protocol;
-                let number = kinds().iter().position(|it| *it == kind)?;
+                let group = plan.group_of(pool)?;
+                let number = plan.groups().iter().position(|it| *it == group)?;
                 if *book.get_or_insert(number) != number {
                     return None;
                 }

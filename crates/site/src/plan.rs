@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Code, KeyId, Members, OnExpiry};
 use crate::config::{
-    Config, PoolConfig, SEAT, SemaphoreConfig, semaphore_protocol_named, unit_name,
+    Config, PoolConfig, SEAT, Scope, SemaphoreConfig, semaphore_protocol_named, unit_name,
 };
 use crate::engine::{heals, runs_in_a_site};
+use crate::keeper::Facts;
 use crate::paper::PaperKey;
 use crate::rules::Principals;
 
@@ -29,7 +30,7 @@ const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
 const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
-const FORM: [u8; 5] = *b"kofm\x05";
+const FORM: [u8; 5] = *b"kofm\x06";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -64,6 +65,34 @@ pub struct Plan {
     pub keys: BTreeMap<String, KeyId>,
     /// What proves that a site of this cluster granted a lease; drawn with the first epoch.
     pub key: PaperKey,
+    /// The zones and versions of sites.
+    pub facts: BTreeMap<SiteId, Facts>,
+    /// The scopes of pools that not all sites share, each with its protocol. One that no pool has
+    /// any more stays until its place is needed: surveys and quarantines go by places.
+    pub scopes: Vec<(String, Scope)>,
+}
+
+/// The pools that one protocol shares out among the same sites. They have a value of the protocol
+/// of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// The protocol.
+    pub kind: Kind,
+    /// Zero for the pools that all sites share; otherwise the place of their scope, from 1 on.
+    pub scope: u8,
+}
+
+impl Group {
+    /// Its number in frames and files: that of the protocol, and the scope in the upper byte.
+    pub fn id(self) -> ProtocolId {
+        ProtocolId(self.kind.id().0 | u16::from(self.scope) << 8)
+    }
+}
+
+/// The groups of pools that all sites share, in the order in which a demand over several is
+/// granted. Those of some sites come after them.
+pub fn common() -> impl Iterator<Item = Group> {
+    kinds().into_iter().map(|kind| Group { kind, scope: 0 })
 }
 
 /// One semaphore.
@@ -103,6 +132,10 @@ pub struct PlannedPool {
     pub closed: bool,
     /// Units that people have quarantined, and why. Nobody is granted one of them.
     pub out: BTreeMap<u32, String>,
+    /// The sites that share it.
+    pub scope: Scope,
+    /// The place of its scope; see [`Group::scope`].
+    pub group: u8,
 }
 
 impl PlannedPool {
@@ -121,7 +154,14 @@ impl PlannedPool {
             arbitration: pool.arbitration.clone(),
             closed: false,
             out: BTreeMap::new(),
+            scope: pool.scope.clone(),
+            group: 0,
         }
+    }
+
+    /// Whether it is one of this group.
+    fn is_of(&self, group: Group) -> bool {
+        self.protocol == group.kind.name() && self.group == group.scope
     }
 
     /// Whether only its holder or a person frees a unit.
@@ -139,7 +179,8 @@ impl PlannedPool {
     pub fn moves_to(&self, new: Option<&Self>) -> bool {
         new.is_none_or(|new| {
             let renamed = self.names.is_empty() || !new.names.starts_with(&self.names);
-            self.protocol != new.protocol || (!new.names.is_empty() && renamed)
+            let moved = self.protocol != new.protocol || self.scope != new.scope;
+            moved || (!new.names.is_empty() && renamed)
         })
     }
 
@@ -170,6 +211,7 @@ impl PlannedPool {
                 _ => OnExpiry::Quarantine,
             },
             arbitration: self.arbitration.clone(),
+            scope: self.scope.clone(),
         })
     }
 }
@@ -188,10 +230,13 @@ impl Plan {
             Some((config.number_of(name)?, (name.clone(), address.clone())))
         });
         let mut plan = Self { sites: sites.collect(), ..Self::default() };
-        let mut next: BTreeMap<&str, u16> = BTreeMap::new();
+        let mut next: BTreeMap<Group, u16> = BTreeMap::new();
         for (name, pool) in &config.pools {
-            let number = next.entry(pool.protocol.name()).or_default();
-            plan.pools.insert(name.clone(), PlannedPool::new(PoolId(*number), pool));
+            // A file with more scopes than there may be is refused before.
+            let Some(scope) = plan.place_scope(pool) else { continue };
+            let number = next.entry(Group { kind: pool.protocol, scope }).or_default();
+            let made = PlannedPool { group: scope, ..PlannedPool::new(PoolId(*number), pool) };
+            plan.pools.insert(name.clone(), made);
             *number += 1;
         }
         for (name, semaphore) in &config.semaphores {
@@ -250,6 +295,12 @@ impl Plan {
             self.keys.remove(&name);
         }
         self.draining.remove(&site);
+        self.facts.remove(&site);
+    }
+
+    /// The zone of a site; empty if its configuration names none.
+    pub fn zone_of(&self, site: SiteId) -> &str {
+        self.facts.get(&site).map_or("", |facts| &facts.zone)
     }
 
     /// Makes a gang or gives it other members; without any it is removed.
@@ -288,10 +339,12 @@ impl Plan {
         list
     }
 
-    /// What has each number among the pools or semaphores of one protocol.
-    fn names_of(&self, kind: Kind) -> Vec<Option<String>> {
-        let pools = self.pools_of(kind).into_iter().map(|it| it.map(|it| it.0));
-        let semaphores = self.semaphores_of(kind).into_iter().map(|it| it.map(|it| it.0));
+    /// What has each number among the pools or semaphores of one group.
+    fn names_of(&self, group: Group) -> Vec<Option<String>> {
+        let pools = self.pools_of(group).into_iter().map(|it| it.map(|it| it.0));
+        let semaphores = Some(group.kind).filter(|_| group.scope == 0);
+        let semaphores = semaphores.map(|kind| self.semaphores_of(kind)).unwrap_or_default();
+        let semaphores = semaphores.into_iter().map(|it| it.map(|it| it.0));
         pools.chain(semaphores).collect()
     }
 
@@ -341,16 +394,63 @@ impl Plan {
         Ok(())
     }
 
-    /// Makes a pool, or changes it.
-    pub fn put(&mut self, name: &str, pool: &PoolConfig) {
+    /// The groups in the order of clusters, surveys and engines.
+    pub fn groups(&self) -> Vec<Group> {
+        let known = |name: &str| Kind::named(name).filter(|&kind| runs_in_a_site(kind));
+        let scoped = (1..).zip(&self.scopes);
+        let scoped = scoped.filter_map(|(scope, it)| Some(Group { kind: known(&it.0)?, scope }));
+        common().chain(scoped).collect()
+    }
+
+    /// The group of a pool.
+    pub fn group_of(&self, pool: &PlannedPool) -> Option<Group> {
+        Some(Group { kind: pool.config()?.protocol, scope: pool.group })
+    }
+
+    /// Whether a site shares the pools of a group.
+    fn shares(&self, site: SiteId, group: Group) -> bool {
+        let place = usize::from(group.scope).checked_sub(1);
+        let Some((_, scope)) = place.and_then(|place| self.scopes.get(place)) else { return true };
+        self.sites.get(&site).is_some_and(|it| scope.has(&it.0, self.zone_of(site)))
+    }
+
+    /// The sites that share a pool.
+    pub fn sites_of(&self, scope: &Scope) -> BTreeSet<SiteId> {
+        let sites = self.sites.iter();
+        let shares = sites.filter(|(site, it)| scope.has(&it.0, self.zone_of(**site)));
+        shares.map(|it| *it.0).collect()
+    }
+
+    /// The place of a pool's scope, found or made; none if there are too many.
+    fn place_scope(&mut self, pool: &PoolConfig) -> Option<u8> {
+        if pool.scope.is_all() {
+            return Some(0);
+        }
+        let wanted = (pool.protocol.name().to_owned(), pool.scope.clone());
+        let known = self.scopes.iter().position(|it| *it == wanted);
+        let used = |place: usize| self.pools.values().any(|it| usize::from(it.group) == place + 1);
+        let place = known.or_else(|| (0..self.scopes.len()).find(|&place| !used(place)));
+        let place = place.unwrap_or(self.scopes.len());
+        let number = u8::try_from(place + 1).ok()?;
+        match self.scopes.get_mut(place) {
+            Some(free) => *free = wanted,
+            None => self.scopes.push(wanted),
+        }
+        Some(number)
+    }
+
+    /// Makes a pool, or changes it; false if too many different sets of sites share pools.
+    pub fn put(&mut self, name: &str, pool: &PoolConfig) -> bool {
         let protocol = pool.protocol.name();
-        let same = self.pools.get(name).filter(|old| old.protocol == protocol).map(|old| old.id);
-        let others = self.pools.values().filter(|other| other.protocol == protocol);
+        let Some(group) = self.place_scope(pool) else { return false };
+        let its = |it: &PlannedPool| it.protocol == protocol && it.group == group;
+        let same = self.pools.get(name).filter(|old| its(old)).map(|old| old.id);
+        let others = self.pools.values().filter(|other| its(other));
         let taken: BTreeSet<PoolId> = others.map(|other| other.id).collect();
         let free = || (0..u16::MAX).map(PoolId).find(|id| !taken.contains(id));
         let id = same.or_else(free).unwrap_or(PoolId(u16::MAX));
         let old = self.pools.get(name).filter(|_| same.is_some());
-        let mut made = PlannedPool::new(id, pool);
+        let mut made = PlannedPool { group, ..PlannedPool::new(id, pool) };
         // Those who hold units keep them, so that a pool is made smaller only in what is shown.
         if let Some(old) = old.filter(|old| made.target <= old.units && same_names(old, &made)) {
             made.units = old.units;
@@ -360,11 +460,12 @@ impl Plan {
             made.out = still_out(old, &made);
         }
         self.pools.insert(name.to_owned(), made);
+        true
     }
 
-    /// The pools of one protocol by their numbers; nothing where one was removed.
-    pub fn pools_of(&self, kind: Kind) -> Vec<Option<(String, PoolConfig)>> {
-        let pools = self.pools.iter().filter(|it| it.1.protocol == kind.name());
+    /// The pools of one group by their numbers; nothing where one was removed.
+    pub fn pools_of(&self, group: Group) -> Vec<Option<(String, PoolConfig)>> {
+        let pools = self.pools.iter().filter(|it| it.1.is_of(group));
         let pools: Vec<_> = pools.collect();
         let count = pools.iter().map(|it| it.1.id.index() + 1).max().unwrap_or(0);
         let mut list = vec![None; count];
@@ -374,14 +475,19 @@ impl Plan {
         list
     }
 
-    /// Which pools of each protocol are still there in the next plan, by number.
+    /// Which pools of each group are still there in the next plan, by number.
     pub fn stay(&self, next: &Self) -> Vec<Vec<bool>> {
-        let stay = |kind: Kind| {
-            let theirs = next.names_of(kind);
-            let ours = self.names_of(kind).into_iter().enumerate();
+        let scope = |plan: &Self, group: Group| {
+            let place = usize::from(group.scope).checked_sub(1)?;
+            plan.scopes.get(place).cloned()
+        };
+        let stay = |group: Group| {
+            let same = scope(self, group) == scope(next, group);
+            let theirs = if same { next.names_of(group) } else { Vec::new() };
+            let ours = self.names_of(group).into_iter().enumerate();
             ours.map(|(id, it)| it.is_some() && theirs.get(id) == Some(&it)).collect()
         };
-        kinds().into_iter().map(stay).collect()
+        self.groups().into_iter().map(stay).collect()
     }
 }
 
@@ -407,7 +513,7 @@ fn still_out(old: &PlannedPool, new: &PlannedPool) -> BTreeMap<u32, String> {
 /// A record as the store keeps it.
 pub fn pack(record: &epoch::Record<Plan>) -> Vec<u8> {
     // Surveys have the order of the protocols in this version; others may differ.
-    let numbers: Vec<ProtocolId> = kinds().into_iter().map(Kind::id).collect();
+    let numbers: Vec<ProtocolId> = record.plan.groups().into_iter().map(Group::id).collect();
     let body = postcard::to_extend(&(numbers, record), FORM.to_vec());
     body.expect("a record is plain values")
 }
@@ -427,17 +533,21 @@ pub fn unpack(bytes: &[u8]) -> Result<epoch::Record<Plan>, String> {
     })?;
     let (numbers, mut record): (Vec<ProtocolId>, epoch::Record<Plan>) =
         postcard::from_bytes(body).map_err(|error| format!("the record is damaged: {error}"))?;
-    record.surveys = in_order(&numbers, record.surveys)?;
+    record.surveys = in_order(&record.plan.groups(), &numbers, record.surveys)?;
     Ok(record)
 }
 
-/// Surveys in the order of [`kinds`], from those of protocols with these numbers.
-fn in_order(numbers: &[ProtocolId], surveys: Vec<Survey>) -> Result<Vec<Survey>, String> {
+/// Surveys in the order of these groups, from those of groups with these numbers.
+fn in_order(
+    groups: &[Group],
+    numbers: &[ProtocolId],
+    surveys: Vec<Survey>,
+) -> Result<Vec<Survey>, String> {
     if surveys.is_empty() {
         return Ok(surveys);
     }
     let mut by_id: BTreeMap<ProtocolId, Survey> = numbers.iter().copied().zip(surveys).collect();
-    let known = kinds().into_iter().map(|kind| by_id.remove(&kind.id()).unwrap_or_default());
+    let known = groups.iter().map(|group| by_id.remove(&group.id()).unwrap_or_default());
     let known = known.collect();
     match by_id.iter().find(|(_, survey)| !survey.claims.is_empty()) {
         Some((id, _)) => Err(format!(
@@ -457,9 +567,10 @@ impl epoch::Plan for Plan {
     fn clusters(&self, members: &SiteSet) -> Vec<Cluster> {
         let last = self.sites.keys().copied().chain(members.iter()).max();
         let sites = last.map_or(1, |site| site.0.saturating_add(1));
-        let absent: SiteSet =
-            (0..sites).map(SiteId).filter(|&site| !members.contains(site)).collect();
-        let cluster = |kind: Kind| {
+        let cluster = |group: Group| {
+            let kind = group.kind;
+            let there = |site: SiteId| members.contains(site) && self.shares(site, group);
+            let absent: SiteSet = (0..sites).map(SiteId).filter(|&site| !there(site)).collect();
             if kind.profile().serves == Service::Semaphore {
                 let list = self.semaphores_of(kind);
                 let said = (0..).map(PoolId).zip(&list);
@@ -467,15 +578,10 @@ impl epoch::Plan for Plan {
                     said.filter_map(|(id, it)| Some((id, it.as_ref()?.1.arbitration.clone()?)));
                 let values = list.iter().map(|it| Units(it.as_ref().map_or(0, |it| it.1.value)));
                 let (arbitration, pools) = (said.collect(), values.collect());
-                return Cluster {
-                    arbitration,
-                    pools,
-                    absent: absent.clone(),
-                    ..Cluster::new(sites, 1)
-                };
+                return Cluster { arbitration, pools, absent, ..Cluster::new(sites, 1) };
             }
-            let pools = self.pools_of(kind);
-            let shared = self.pools.values().filter(|pool| pool.protocol == kind.name());
+            let pools = self.pools_of(group);
+            let shared = self.pools.values().filter(|pool| pool.is_of(group));
             let out = shared
                 .flat_map(|pool| pool.out.keys().map(|&number| Unit { pool: pool.id, number }));
             let said = (0..).map(PoolId).zip(&pools);
@@ -487,13 +593,13 @@ impl epoch::Plan for Plan {
                     .iter()
                     .map(|it| Units(it.as_ref().map_or(1, |it| it.1.units)))
                     .collect(),
-                absent: absent.clone(),
+                absent,
                 root: self.root,
                 out: out.collect(),
                 ..Cluster::new(sites, 1)
             }
         };
-        kinds().into_iter().map(cluster).collect()
+        self.groups().into_iter().map(cluster).collect()
     }
 
     /// Those that vote come first: while the cluster goes on, most of them are there.
@@ -502,19 +608,19 @@ impl epoch::Plan for Plan {
     }
 
     fn keeps(&self) -> BTreeSet<(usize, PoolId)> {
-        let kinds = kinds();
+        let groups = self.groups();
         let pools = self.pools.values().filter(|pool| pool.keeps());
         let place = |pool: &PlannedPool| {
-            let book = kinds.iter().position(|kind| kind.name() == pool.protocol)?;
-            (!heals(kinds[book])).then_some((book, pool.id))
+            let book = groups.iter().position(|&group| pool.is_of(group))?;
+            (!heals(groups[book].kind)).then_some((book, pool.id))
         };
         pools.filter_map(place).collect()
     }
 
     fn carry(&self, next: &Self, mut surveys: Vec<Survey>) -> Vec<Survey> {
-        for (survey, kind) in surveys.iter_mut().zip(kinds()) {
+        for (survey, group) in surveys.iter_mut().zip(self.groups()) {
             // Whoever waits for more than is left would wait for ever, and others behind it.
-            let short = next.pools.values().filter(|pool| pool.protocol == kind.name());
+            let short = next.pools.values().filter(|pool| pool.is_of(group));
             let short = short.filter(|pool| !pool.out.is_empty());
             let short: Vec<(PoolId, u32)> = short.map(|pool| (pool.id, pool.usable())).collect();
             let fits = |demand: &Demand| short.iter().all(|it| demand.units(it.0).0 <= it.1);
@@ -603,7 +709,8 @@ mod tests {
         plan.put("a", &PoolConfig::new(1));
         plan.put("b", &PoolConfig::new(1));
         let kind = crate::config::default_protocol();
-        let names: Vec<_> = plan.pools_of(kind).into_iter().flatten().map(|it| it.0).collect();
+        let names: Vec<_> =
+            plan.pools_of(Group { kind, scope: 0 }).into_iter().flatten().map(|it| it.0).collect();
         assert_eq!(names, ["b", "d", "a"]);
         assert_eq!((plan.pools["b"].units, plan.pools["b"].target), (4, 1));
         plan.put("b", &PoolConfig::new(6));
@@ -612,6 +719,47 @@ mod tests {
         plan.pools.remove("d");
         plan.put("e", &PoolConfig::new(3));
         assert_eq!(plan.pools["e"].id, PoolId(1));
+    }
+
+    #[test]
+    fn pools_of_the_same_sites_share_a_value_of_their_protocol() {
+        let some = |sites: &[&str]| {
+            let sites = sites.iter().map(|it| (*it).to_owned()).collect();
+            PoolConfig { scope: Scope { sites, ..Scope::default() }, ..PoolConfig::new(2) }
+        };
+        let mut plan = plan(&[("all", 1)]);
+        plan.sites = (0..3).map(|it| (SiteId(it), (format!("s{it}"), String::new()))).collect();
+        let before = plan.clone();
+        assert!(plan.put("x", &some(&["s0", "s1"])) && plan.put("y", &some(&["s0", "s1"])));
+        assert!(plan.put("z", &some(&["s1", "s2"])));
+        let groups = |plan: &Plan| ["x", "y", "z"].map(|name| plan.pools[name].group);
+        assert_eq!(groups(&plan), [1, 1, 2]);
+        assert_eq!(["x", "y", "z"].map(|name| plan.pools[name].id.0), [0, 1, 0]);
+        let members: SiteSet = plan.sites.keys().copied().collect();
+        let clusters = plan.clusters(&members);
+        let absent = |place: usize| clusters[place].absent.iter().collect::<Vec<_>>();
+        let first = kinds().len();
+        assert_eq!((absent(first), absent(first + 1)), (vec![SiteId(2)], vec![SiteId(0)]));
+        // Their numbers on the wire differ, and those of pools of all sites are the protocols'.
+        let ids: BTreeSet<ProtocolId> = plan.groups().into_iter().map(Group::id).collect();
+        assert_eq!(ids.len(), first + 2);
+        assert!(Kind::ALL.iter().all(|kind| kind.id().0 < 1 << 8));
+        // A place that no pool needs is used again; pools of it are others then.
+        let old = plan.clone();
+        plan.pools.remove("z");
+        assert!(plan.put("z", &some(&["s2"])));
+        assert_eq!(groups(&plan), [1, 1, 2]);
+        let stay = old.stay(&plan);
+        assert_eq!((&stay[first][..], &stay[first + 1][..]), (&[true; 2][..], &[false][..]));
+        let record = epoch::Record::first([(SiteId(0), 1)].into(), plan.clone());
+        assert_eq!(unpack(&pack(&record)), Ok(record));
+        // Bounded.
+        for number in 0..300 {
+            plan.put(&format!("p{number}"), &some(&[&format!("s{number}")]));
+        }
+        assert_eq!(plan.scopes.len(), 255);
+        assert!(!plan.put("more", &some(&["nix"])) && plan.put("all", &PoolConfig::new(2)));
+        assert_eq!(before.groups().len(), first);
     }
 
     fn named(names: &[&str]) -> PoolConfig {

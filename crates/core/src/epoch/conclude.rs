@@ -110,7 +110,9 @@ pub(super) fn conclude<C: Plan, R: Rules>(
         };
         survey.counts = count(before, &books, &stayed, &fresh.sites, cluster, rules);
         // Units taken from a semaphore have no holder.
-        fresh.books.push(if survey.counts.is_some() {
+        // Sites that do not share these pools have none of their units.
+        let shared = fresh.sites.keys().any(|site| !cluster.absent.contains(*site));
+        fresh.books.push(if survey.counts.is_some() || !shared {
             Withheld::default()
         } else {
             let mut missing = missing(&survey, cluster, &kept, &books, rules);

@@ -498,7 +498,12 @@ impl World {
 
     /// A site is asked for every unit of every pool at once, and must grant them.
     pub(super) fn demand_everything(&mut self, site: usize) -> Result<(), Violation> {
-        let want = self.case.pools.iter().map(|(name, it)| (name.clone(), it.units)).collect();
+        let name = format!("s{site}");
+        let shared = self.case.pools.iter().filter(|it| it.1.scope.has(&name, ""));
+        let want: api::Want = shared.map(|(name, it)| (name.clone(), it.units)).collect();
+        if want.is_empty() {
+            return Ok(());
+        }
         let spec = Submit { want, ttl: Some(Duration::from_secs(5)), ..Submit::default() };
         let patience = Some(Duration::from_secs(8));
         let call = Call::Submit { spec, fresh: true, hold: Hold::Lease, patience };

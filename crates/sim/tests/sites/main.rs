@@ -5,7 +5,7 @@ mod hold;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kofm_sim::sites::{Case, Mutant, PoolConfig, World};
+use kofm_sim::sites::{Case, Mutant, PoolConfig, Scope, World};
 
 fn case(seed: u64) -> Case {
     let sites = 1 + usize::try_from(seed % 5).unwrap_or(0);
@@ -50,6 +50,31 @@ fn whole_sites_keep_their_promises_under_faults() {
     assert!(grants > 0, "clients were served");
     assert!(carried > 0, "a site that was left out went on with its leases");
     assert!(adopted > 0, "leases went on at other sites");
+}
+
+/// Sites outside of a pool refuse requests for it: clients go to another one. At the end each site
+/// that shares a pool is granted all its units.
+#[test]
+fn pools_of_some_sites_keep_their_promises_under_faults() {
+    let mut grants = 0;
+    for seed in seeds().take(60) {
+        let sites = 3 + usize::try_from(seed % 3).unwrap_or(0);
+        let mut case = Case { sites, ..case(seed) };
+        let scope = |sites: &[&str]| Scope {
+            sites: sites.iter().map(|it| (*it).to_owned()).collect(),
+            ..Scope::default()
+        };
+        case.pools.get_mut("y").unwrap().scope = scope(&["s0", "s1"]);
+        if seed % 2 == 0 {
+            case.pools.get_mut("x").unwrap().scope = scope(&["s1", "s2"]);
+        }
+        match World::new(case.clone(), seed).run() {
+            Ok(outcome) => grants += outcome.grants,
+            Err(violation) => panic!("seed {seed}: {}\n{case:#?}", violation.0),
+        }
+    }
+    println!("{grants} grants");
+    assert!(grants > 0, "clients were served");
 }
 
 /// Each fault is found, and the number of seeds that it took is printed.

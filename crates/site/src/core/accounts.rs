@@ -114,7 +114,7 @@ impl Core {
 
     /// What follows from accounts.
     pub(super) fn follow(&mut self, engine: usize, steps: Steps<Deal>) {
-        let (epoch, protocol) = (self.epoch(), self.engines[engine].kind.id());
+        let (epoch, protocol) = (self.epoch(), self.engines[engine].group.id());
         for (to, message) in steps.sends {
             self.metrics.copies_sent += 1;
             let message = postcard::to_stdvec(&message).unwrap_or_default();

@@ -80,6 +80,13 @@ impl Core {
         let Some((giver, paper)) = LeasePaper::read(&id, &self.plan.key) else {
             return self.respond(reply, Err(super::leases::gone()));
         };
+        // A lease goes on at a site that shares its pools.
+        let mut names = paper.parts.iter().flat_map(|part| part.units.keys());
+        let foreign =
+            |name: &String| self.plan.pools.get(name).is_some_and(|it| !self.shares(&it.scope));
+        if names.any(foreign) {
+            return self.respond(reply, Err(moving()));
+        }
         match self.whereabouts(giver, &paper) {
             // The site that granted it has joined in an epoch that is not known here.
             Whereabouts::Over if paper.epoch > self.epoch() => {

@@ -207,7 +207,7 @@ impl Core {
             }
             Outcome::Send { to, clock, message } => {
                 self.metrics.messages_sent += 1;
-                let protocol = self.engines[engine].kind.id();
+                let protocol = self.engines[engine].group.id();
                 let epoch = self.epoch();
                 self.send(to, &Payload::Protocol { epoch, protocol, clock, message });
             }
@@ -237,7 +237,7 @@ impl Core {
 
     /// The place of the protocol with this number.
     pub(super) fn engine_of(&self, protocol: ProtocolId) -> Option<usize> {
-        self.engines.iter().position(|it| it.kind.id() == protocol)
+        self.engines.iter().position(|it| it.group.id() == protocol)
     }
 
     pub(super) fn send(&mut self, to: SiteId, payload: &Payload) {
@@ -257,7 +257,7 @@ impl Core {
             names::Effect::Send { to, message } => {
                 self.metrics.messages_sent += 1;
                 let message = postcard::to_stdvec(&message).unwrap_or_default();
-                let (protocol, clock) = (self.engines[engine].kind.id(), self.clock);
+                let (protocol, clock) = (self.engines[engine].group.id(), self.clock);
                 let epoch = self.epoch();
                 self.send(to, &Payload::Names { epoch, protocol, clock, message });
             }

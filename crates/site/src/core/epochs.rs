@@ -223,6 +223,11 @@ impl Change {
         self.lease * (100 + RATE) / (100 - RATE) + MARGIN
     }
 
+    /// What this site says of itself.
+    pub(super) fn own_note(&self) -> Vec<u8> {
+        self.me.borrow().note.clone()
+    }
+
     /// Whether this site has to know what all others said, and says who is gone: it votes, or it
     /// would make the change.
     fn judges(&self) -> bool {
@@ -744,6 +749,7 @@ impl Core {
                 let mut members: BTreeMap<SiteId, u64> = sites.keys().filter_map(here).collect();
                 members.insert(self.me, change.epochs.incarnation());
                 let mut plan = record.plan.clone();
+                self.note_facts(&mut plan);
                 plan.voters = self.choose_voters(&plan, &members);
                 plan.key = PaperKey::new(self.random.bytes());
                 let change = &mut self.change;

@@ -14,7 +14,7 @@ use super::{Core, Part, Pool, Running, Timer, Todo};
 use crate::api::{self, Code, Hold, State};
 use crate::engine;
 use crate::names::Names;
-use crate::plan::{Plan, kinds, rest};
+use crate::plan::{Plan, rest};
 
 /// Why a request has no place in an epoch, where nothing else is said.
 const GONE: &str = "its pool was removed or made smaller";
@@ -36,7 +36,8 @@ impl Core {
     pub(super) fn first_report(&self) -> Report {
         let incarnation = self.change.epochs.incarnation();
         let legacy = self.legacy.clone().unwrap_or_default();
-        let mut books = legacy.books(&kinds(), &|saved| self.kept_of_saved(saved));
+        let mut books =
+            legacy.books(&self.change.record().plan.groups(), &|saved| self.kept_of_saved(saved));
         self.report_semaphores(&mut books);
         let mut clock = self.clock;
         clock.merge(legacy.clock);
@@ -108,10 +109,13 @@ impl Core {
         }
         self.reach_sites();
         // A protocol that heals by itself goes on, unless its pools are others now.
-        let goes_on: Vec<bool> = kinds()
+        let goes_on: Vec<bool> = record
+            .plan
+            .groups()
             .into_iter()
-            .map(|kind| {
-                engine::heals(kind) && self.plan.pools_of(kind) == record.plan.pools_of(kind)
+            .map(|group| {
+                engine::heals(group.kind)
+                    && self.plan.pools_of(group) == record.plan.pools_of(group)
             })
             .collect();
         for ((number, timer), key) in std::mem::take(&mut self.protocol_timers) {
@@ -168,22 +172,25 @@ impl Core {
     }
 
     fn install_engines(&mut self, record: &Record<Plan>, before: &Plan, goes_on: &[bool]) {
-        let sites: Vec<SiteId> = record.members.keys().copied().collect();
         let clusters = record.clusters();
         let mut old = std::mem::take(&mut self.engines);
         let mut alarms = Vec::new();
         let mut seen = BTreeSet::new();
         let empty = Survey::default();
-        let first = sites.first() == Some(&self.me);
-        for (number, kind) in kinds().into_iter().enumerate() {
+        for (number, group) in record.plan.groups().into_iter().enumerate() {
+            let kind = group.kind;
             let Some(cluster) = clusters.get(number) else { continue };
+            let members = record.members.keys().copied();
+            let sites: Vec<SiteId> = members.filter(|it| !cluster.absent.contains(*it)).collect();
+            let first = sites.first() == Some(&self.me);
+            let outside = cluster.absent.contains(self.me);
             let survey = record.surveys.get(number).unwrap_or(&empty);
             self.clock.merge(survey.clock);
             let kept = old.iter().position(|it| it.kind == kind && goes_on[number]);
             // Without pools it has nothing to do, and should not keep everybody busy. One that goes
             // on may have lost its beat while this site was left behind.
             let beats = self.protocol_timers.keys().any(|(engine, _)| *engine == number);
-            let has_pools = record.plan.pools_of(kind).iter().any(Option::is_some);
+            let has_pools = record.plan.pools_of(group).iter().any(Option::is_some);
             if engine::heals(kind) && has_pools && !beats {
                 alarms.push(number);
             }
@@ -195,22 +202,23 @@ impl Core {
                     // Nothing of it can be in use where the epoch before, which this site was
                     // in, had no pool of it.
                     let known = self.installed + 1 == record.epoch;
-                    let had_pools = before.pools_of(kind).iter().any(Option::is_some);
+                    let had_pools = before.pools_of(group).iter().any(Option::is_some);
                     let fresh = known && !had_pools && (record.epoch > 1 || !self.reborn);
                     engine::start(kind, self.me, &cluster, !fresh)
                 }
+                None if outside => Some(engine::outside(self.me)),
                 None => engine::resume(kind, self.me, cluster, survey),
             };
             let Some(engine) = engine else { continue };
             if kind.profile().serves == Service::Semaphore {
                 let pools = self.install_semaphores(number, kind, &record.plan, survey);
-                let names = Names::resume(self.me, sites.clone(), Vec::new(), &empty);
-                self.engines.push(Running::new(kind, engine, names, pools));
+                let names = Names::resume(self.me, sites, Vec::new(), &empty);
+                self.engines.push(Running::new(group, engine, names, pools));
                 continue;
             }
             let held = held_out(survey, cluster);
             let mut pools = Vec::new();
-            for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(kind)) {
+            for (id, pool) in (0..).map(PoolId).zip(record.plan.pools_of(group)) {
                 let Some((name, config)) = pool else {
                     pools.push(usize::MAX);
                     continue;
@@ -239,8 +247,12 @@ impl Core {
                 seen.insert(place);
                 pools.push(place);
             }
-            let names = Names::resume(self.me, sites.clone(), cluster.pools.clone(), survey);
-            self.engines.push(Running::new(kind, engine, names, pools));
+            let names = if outside {
+                Names::resume(self.me, vec![self.me], Vec::new(), &empty)
+            } else {
+                Names::resume(self.me, sites, cluster.pools.clone(), survey)
+            };
+            self.engines.push(Running::new(group, engine, names, pools));
         }
         for number in alarms {
             self.set_alarm(number);

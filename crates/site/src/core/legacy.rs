@@ -35,7 +35,7 @@ impl Core {
                 numbers.iter().map(move |&number| Unit { pool, number })
             });
             Some(SavedPart {
-                protocol: self.engines[part.engine].kind.id(),
+                protocol: self.engines[part.engine].group.id(),
                 claim: part.claim?,
                 demand: part.demand.clone(),
                 counted: part.counted,
@@ -221,7 +221,7 @@ impl Core {
         let idle = self
             .engines
             .iter()
-            .map(|it| (it.kind.id(), it.engine.idle_units().unwrap_or_else(|| it.names.idle())));
+            .map(|it| (it.group.id(), it.engine.idle_units().unwrap_or_else(|| it.names.idle())));
         let idle = idle.collect();
         let (clock, count) = (self.clock, leases.len());
         if let Some(journal) = &mut self.journal {

@@ -9,7 +9,7 @@ use super::{Core, Responder};
 use crate::api::{self, Code, MemberChange};
 use crate::boottime::Moment;
 use crate::config::{MAX_SITES, check_name};
-use crate::keeper::Note;
+use crate::keeper::{Facts, Note};
 use crate::plan::Plan;
 
 /// A voter that has been silent for this many site leases is replaced.
@@ -29,6 +29,7 @@ impl Core {
         if change.joinable {
             self.place_newcomers(&mut plan);
         }
+        self.note_facts(&mut plan);
         plan.voters = self.choose_voters(&plan, &change.record().members);
         if plan != self.plan {
             self.change_plan(plan, None);
@@ -37,7 +38,7 @@ impl Core {
 
     fn place_newcomers(&self, plan: &mut Plan) {
         for (name, (pulse, since)) in &self.change.pulses {
-            let note: Note = postcard::from_bytes(&pulse.note).unwrap_or_default();
+            let note = Note::read(&pulse.note);
             let here = self.now.since(*since) < self.change.lease && !note.address.is_empty();
             if !here || plan.removed.contains(name) {
                 continue;
@@ -50,6 +51,29 @@ impl Core {
                 && (plan.keys.is_empty() || plan.keys.contains_key(name))
             {
                 plan.give_number(name, note.address);
+            }
+        }
+    }
+
+    /// Writes down what sites say of themselves.
+    pub(super) fn note_facts(&self, plan: &mut Plan) {
+        let change = &self.change;
+        let own = Note::read(&change.own_note());
+        for (&site, (name, _)) in &plan.sites {
+            let heard = change.pulses.get(name);
+            let heard = heard.filter(|it| self.now.since(it.1) < change.lease);
+            let facts = match heard {
+                _ if site == self.me => own.facts.clone(),
+                Some((pulse, _)) => Note::read(&pulse.note).facts,
+                None => continue,
+            };
+            let old = plan.zone_of(site).to_owned();
+            // A site does not leave a pool, or come into one, while it has some of its units.
+            let stays = plan.facts.contains_key(&site)
+                && plan.pools.values().any(|pool| !pool.scope.zones.is_empty());
+            let facts = Facts { zone: if stays { old } else { facts.zone }, ..facts };
+            if facts.are_names() {
+                plan.facts.insert(site, facts);
             }
         }
     }
@@ -76,11 +100,11 @@ impl Core {
             let silent = self.now.since(last);
             let pulse = heard.filter(|it| fresh(&it.1)).map(|it| &it.0);
             let pulse = pulse.filter(|it| members.get(&site) == Some(&it.incarnation));
-            let note = pulse.and_then(|it| postcard::from_bytes::<Note>(&it.note).ok());
-            let disk = note.map(|it| it.disk).filter(|it| *it != DiskId::ANY);
+            let disk = pulse.map(|it| Note::read(&it.note).disk);
+            let disk = disk.filter(|it| *it != DiskId::ANY);
             let lost = silent > change.lease * VOTER_PATIENCE;
             let leaves = plan.draining.contains(&site);
-            (site, Candidate { disk, lost, leaves, zone: String::new() })
+            (site, Candidate { disk, lost, leaves, zone: plan.zone_of(site).to_owned() })
         };
         plan.sites.iter().map(candidate).collect()
     }
@@ -156,6 +180,19 @@ impl Core {
                     plan.give_number(name, address);
                 }
             }
+        }
+        let deserted = self.plan.pools.iter().find(|(_, pool)| {
+            plan.site_named(name).is_none()
+                && change == MemberChange::Remove
+                && self.plan.sites_of(&pool.scope).contains(&site)
+                && plan.sites_of(&pool.scope).is_empty()
+        });
+        if let Some((pool, _)) = deserted {
+            let text = format!(
+                "site {name} must stay: it is the last one that shares pool `{pool}`; remove the \
+                 pool, or give it other sites first"
+            );
+            return refuse(Code::InUse, text);
         }
         plan.voters = self.choose_voters(&plan, members);
         let candidates = self.candidates(&plan, members);

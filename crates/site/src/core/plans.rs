@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kofm_core::SiteId;
 use kofm_core::epoch::Input;
 
-use super::{Core, Responder, Todo};
+use super::{Core, Pool, Responder, Todo};
 use crate::api::{self, Answer, Code, Hold, MemberChange, Members, State, Submit};
 use crate::backup::Backup;
 use crate::boottime::Moment;
@@ -126,9 +126,11 @@ impl Core {
             return self.respond(reply, Err(error));
         }
         let refused = match pool.map(|it| it.wanted()) {
-            Some(Some(config)) => {
-                plan.put(name, &config);
-                None
+            Some(Some(config)) if plan.put(name, &config) => None,
+            Some(Some(_)) => {
+                let text = "pools are shared by 255 different sets of sites; share this one by one \
+                            of those";
+                Some((Code::TooMany, text.to_owned()))
             }
             Some(None) => {
                 Some((Code::Malformed, "a protocol that this site does not run".to_owned()))
@@ -176,9 +178,15 @@ impl Core {
         if !change.shrunk && change.drains.is_empty() {
             return;
         }
-        let first = change.epochs.record().members.keys().next() == Some(&self.me);
+        let members = &change.epochs.record().members;
+        let first = |pool: &Pool| {
+            let sites = self.plan.sites_of(&pool.config.scope);
+            members.keys().find(|site| sites.contains(*site)) == Some(&self.me)
+        };
+        let first = |pool: &Pool| !pool.gone && first(pool);
+        let shrunk = self.pools.iter().enumerate().filter(|it| it.1.config.units > it.1.limit);
         let mut wanted: BTreeMap<usize, u32> = BTreeMap::new();
-        for (place, pool) in self.pools.iter().enumerate().filter(|it| first && !it.1.gone) {
+        for (place, pool) in shrunk.filter(|it| first(it.1)) {
             // What is quarantined cannot be taken out: it is, already.
             let out = u32::try_from(pool.out.len()).unwrap_or(u32::MAX);
             let all = pool.config.units;

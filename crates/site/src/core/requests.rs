@@ -14,6 +14,7 @@ use super::{
     Watcher, millis,
 };
 use crate::api::{self, Answer, Code, Hold, Holder, State, Submit};
+use crate::config::Scope;
 use crate::ids::home_of;
 
 impl Core {
@@ -181,12 +182,35 @@ impl Core {
                 let text = format!("pool `{name}` is being changed; try again");
                 return Err(api::Error::new(Code::InUse, text));
             }
+            if !self.shares(&pool_state.config.scope) {
+                return Err(self.shared_elsewhere(name, &pool_state.config.scope));
+            }
             if pool_state.refuses(units) {
                 return Err(api::Error::new(Code::Infeasible, pool_state.refusal(units)));
             }
             want.push((pool, units));
         }
         Ok(want)
+    }
+
+    /// Whether this site is one of those that share a pool.
+    pub(super) fn shares(&self, scope: &Scope) -> bool {
+        let name = self.plan.sites.get(&self.me).map_or("", |it| it.0.as_str());
+        scope.is_all() || scope.has(name, self.plan.zone_of(self.me))
+    }
+
+    /// Why a request for a pool is not taken here.
+    fn shared_elsewhere(&self, pool: &str, scope: &Scope) -> api::Error {
+        let sites = self.plan.sites_of(scope);
+        let names: Vec<String> = sites.iter().map(|&site| self.site_name(site)).collect();
+        let text = match &names[..] {
+            [] => format!("none of the sites that share pool `{pool}` is in the cluster"),
+            names => format!(
+                "pool `{pool}` is shared by {} only; ask one of these sites",
+                names.join(", ")
+            ),
+        };
+        api::Error::new(Code::Unreachable, text)
     }
 
     pub(super) fn open(&mut self, spec: Submit, want: Vec<(usize, u32)>, hold: Hold) -> u64 {

@@ -37,8 +37,12 @@ impl Core {
         if !record.members.contains_key(&self.me) || record.epoch != self.installed {
             return;
         }
+        // Sites that share none of the pools have nothing of them.
+        let pools = want.keys().filter_map(|name| self.plan.pools.get(name));
+        let sharing: BTreeSet<SiteId> =
+            pools.flat_map(|it| self.plan.sites_of(&it.scope)).collect();
         let others = record.members.keys().copied().filter(|&site| site != self.me);
-        let missing: BTreeSet<SiteId> = others.collect();
+        let missing: BTreeSet<SiteId> = others.filter(|site| sharing.contains(site)).collect();
         if missing.iter().any(|&site| !self.links.is_up(site)) {
             return;
         }
