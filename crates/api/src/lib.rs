@@ -226,6 +226,12 @@ pub struct Pool {
     /// The names of its units, where it has names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
+    /// The names of the sites that share it, if only some do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sites: Vec<String>,
+    /// The zones whose sites share it, if only some do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<String>,
     /// Units that were looked for at all sites and are nowhere, or at two: a mistake of ours. Told
     /// of one pool only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -321,6 +327,25 @@ pub struct Member {
     pub address: String,
     /// `self`, `up`, `away`, or `refused`: nothing can be said to it before the epoch changes.
     pub state: String,
+    /// The zone in its configuration; none without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// `voter`: decides on the next epoch, `member`, or `outside`: not in this epoch.
+    #[serde(default)]
+    pub role: String,
+    /// The version of its program; none before it was in an epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// `ok`, or what is wrong in a word. For the site that is asked, as in the header
+    /// `kofm-health`; for others `away`, `refused`, `changing`, `draining`, or `twin`: two processes say they are it.
+    #[serde(default)]
+    pub health: String,
+    /// How long it has been so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
+    /// What to do, unless it is well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
     /// The number of its life; none before the first contact.
     pub incarnation: Option<u64>,
     /// The cluster's epoch, as the site that is asked knows it.
@@ -475,6 +500,13 @@ pub struct PutPool {
     /// What happens to a lease that is not renewed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_expiry: Option<OnExpiry>,
+    /// The sites that share it; an empty list means all of them, and without one it stays as it
+    /// is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sites: Option<Vec<String>>,
+    /// The zones whose sites share it; the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zones: Option<Vec<String>>,
 }
 
 /// The units of a pool: a number, or their names.

@@ -1,5 +1,6 @@
 //! Commands that look at a site: status, queue, explain, history, members; and where the site is.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -287,29 +288,66 @@ impl Members {
             vec![
                 it.site.clone(),
                 if it.draining { "draining".into() } else { it.state.clone() },
-                if it.voter { "voter" } else { "" }.into(),
+                it.role.clone(),
+                it.health.clone(),
+                it.since_ms.map(show_ms).unwrap_or_default(),
+                it.zone.clone().unwrap_or_else(|| "-".into()),
+                it.version.clone().unwrap_or_default(),
                 it.address.clone(),
                 it.incarnation.map(|n| n.to_string()).unwrap_or_default(),
                 if it.member { it.epoch.to_string() } else { "-".into() },
                 it.lease_ms.map(show_ms).unwrap_or_default(),
                 it.quarantine_ms.map(show_ms).unwrap_or_default(),
                 it.trouble.clone().unwrap_or_default(),
+                it.advice.clone().unwrap_or_default(),
             ]
         });
         let head = [
             "SITE",
             "STATE",
             "ROLE",
+            "HEALTH",
+            "SINCE",
+            "ZONE",
+            "VERSION",
             "ADDRESS",
             "INCARNATION",
             "EPOCH",
             "LEASE",
             "QUARANTINE",
             "TROUBLE",
+            "ADVICE",
         ];
         say(&table(&head, rows));
+        for note in notes(&list) {
+            tell(&format!("note: {note}"));
+        }
         Ok(())
     }
+}
+
+/// What the cluster cannot lose, if that is less than its sites suggest.
+fn notes(list: &[api::Member]) -> Vec<String> {
+    let voters: Vec<&api::Member> = list.iter().filter(|it| it.voter).collect();
+    let members = list.iter().filter(|it| it.member).count();
+    let mut notes = Vec::new();
+    if let [alone] = voters[..]
+        && members > 1
+    {
+        notes.push(format!("{} decides alone: without it the others grant nothing", alone.site));
+    }
+    let mut zones: BTreeMap<&str, usize> = BTreeMap::new();
+    for zone in voters.iter().filter_map(|it| it.zone.as_deref()) {
+        *zones.entry(zone).or_default() += 1;
+    }
+    let all = voters.len();
+    if let Some((zone, count)) = zones.into_iter().find(|it| it.1 > all / 2 && all > 1) {
+        notes.push(format!(
+            "zone {zone} has {count} of {all} voters: if it is lost, nothing is granted; it takes \
+             sites in three zones to survive the loss of one"
+        ));
+    }
+    notes
 }
 
 // Text for people

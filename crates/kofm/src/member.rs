@@ -122,6 +122,10 @@ fn checked_name(flag: &str, name: &str) -> Result<(), Exit> {
     check_name(name).map_err(|text| Exit::new(USAGE, format!("{flag}: {text}")))
 }
 
+fn checked_zone(zone: Option<&String>) -> Result<(), Exit> {
+    zone.map_or(Ok(()), |zone| checked_name("--zone", zone))
+}
+
 /// All that stands in the file of a site.
 struct Files<'a> {
     dir: &'a Path,
@@ -129,6 +133,7 @@ struct Files<'a> {
     site: &'a str,
     address: &'a str,
     http: &'a str,
+    zone: Option<&'a str>,
     site_lease: Option<Duration>,
     /// Names and addresses.
     voters: Vec<(String, String)>,
@@ -183,6 +188,9 @@ impl Files<'_> {
             path("state"),
             path("admin.token"),
         );
+        if let Some(zone) = self.zone {
+            let _written = writeln!(text, "zone = {zone:?}");
+        }
         if let Some(lease) = self.site_lease {
             let _written = writeln!(text, "site_lease = \"{}ms\"", lease.as_millis());
         }
@@ -221,6 +229,7 @@ const INIT_EXAMPLES: &str = "\
 Examples:
   kofm init --cluster lab                # this machine becomes its first site
   kofm init --listen 10.0.0.1:7700       # where other machines reach it
+  kofm init --zone eu                    # in a zone
   kofm init --dir /tmp/a --listen 127.0.0.1:7700
 
 It prints the commands that come next.";
@@ -240,6 +249,9 @@ pub(crate) struct Init {
     /// HOST:PORT where clients are answered; default: 127.0.0.1, port 7600 or the next
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
+    /// Zone of this site; the voters are spread over zones, and pools may name some
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
     #[command(flatten)]
     dir: Dir,
 }
@@ -257,6 +269,7 @@ impl Init {
         let site = self.site.unwrap_or_else(machine_name);
         checked_name("--cluster", &self.cluster)?;
         checked_name("--site", &site)?;
+        checked_zone(self.zone.as_ref())?;
         let address = match &self.listen {
             Some(address) => checked_address("--listen", address)?,
             None => free_port(own_address(), PEERS)?.to_string(),
@@ -273,6 +286,7 @@ impl Init {
             site: &site,
             address: &address,
             http: &http,
+            zone: self.zone.as_deref(),
             site_lease: None,
             voters: vec![(site.clone(), address.clone())],
             authority: &ca.public,
@@ -363,6 +377,9 @@ pub(crate) struct Join {
     /// HOST:PORT where clients are answered; default: 127.0.0.1, port 7600 or the next
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
+    /// Zone of this site; the voters are spread over zones, and pools may name some
+    #[arg(long, value_name = "NAME")]
+    zone: Option<String>,
     /// Write the configuration, and do not serve
     #[arg(long)]
     only: bool,
@@ -378,6 +395,7 @@ impl Join {
         let dir = self.dir.fresh()?;
         let site = self.site.clone().unwrap_or_else(machine_name);
         checked_name("--site", &site)?;
+        checked_zone(self.zone.as_ref())?;
         let http = client_address(self.http.as_ref())?;
         let unreachable = |text: String| Exit::new(UNREACHABLE, text);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -399,6 +417,7 @@ impl Join {
             site: &site,
             address: &address,
             http: &http,
+            zone: self.zone.as_deref(),
             site_lease: Some(Duration::from_millis(admission.site_lease)),
             voters: admission.voters.into_iter().collect(),
             authority: &admission.authority,

@@ -36,11 +36,13 @@ Examples:
   kofm pool set licence --units 8   # eight units, called 0 to 7
   kofm pool set gpu --units gpu-0,gpu-1,gpu-2
   kofm pool set licence --units 10  # two more; holders keep theirs
+  kofm pool set gpu --units 4 --sites a,b   # no other site takes part
+  kofm pool set gpu --units 4 --zones eu    # only sites of that zone do
 
 A pool can be resized while it is in use. If it shrinks, held units are
 removed as they are released; which units remain is not defined. To remove a
 specific unit, use `kofm pool quarantine`. Renaming units or changing the
-protocol requires an unused pool.";
+protocol, the sites or the zones requires an unused pool.";
 
 const QUARANTINE_HELP: &str = "\
 Example: a GPU has errors, and must not be granted until it is replaced:
@@ -68,6 +70,12 @@ pub(crate) struct Set {
     /// Policy for a lease that is not renewed: release, hold or quarantine
     #[arg(long, value_name = "POLICY")]
     on_expiry: Option<String>,
+    /// Sites that share it: a,b,c, or all
+    #[arg(long, value_name = "a,b,c|all")]
+    sites: Option<String>,
+    /// Zones whose sites share it: eu,us, or all
+    #[arg(long, value_name = "z,…|all")]
+    zones: Option<String>,
     #[command(flatten)]
     server: Server,
     /// Print the pool as JSON
@@ -165,7 +173,13 @@ impl Set {
             let text = format!("--on-expiry is release, hold or quarantine, not `{name}`");
             OnExpiry::named(name).ok_or_else(|| Exit::new(USAGE, text))
         });
-        let spec = PutPool { units, protocol: self.protocol, on_expiry: on_expiry.transpose()? };
+        let spec = PutPool {
+            units,
+            protocol: self.protocol,
+            on_expiry: on_expiry.transpose()?,
+            sites: self.sites.as_deref().map(names),
+            zones: self.zones.as_deref().map(names),
+        };
         let path = format!("/v1/pools/{}", escape(&self.name));
         let pool: api::Pool = self.server.with(async |client| {
             Ok(client.call(Method::PUT, &path, Some(&spec), PATIENCE).await?)
@@ -184,6 +198,14 @@ impl Set {
         }
         Ok(())
     }
+}
+
+/// Reads `a,b,c`, or `all`.
+fn names(text: &str) -> Vec<String> {
+    if text == "all" {
+        return Vec::new();
+    }
+    text.split(',').map(str::to_owned).collect()
 }
 
 /// Reads `8` or `a,b,c`. One word that looks like a number and is none is a slip, not a name.

@@ -80,6 +80,9 @@ pub struct Config {
     /// The sites that decide who is in the cluster. Given, sites come and go while it runs, and
     /// `members` needs these and this one only; otherwise all members vote and are fixed.
     pub voters: Vec<String>,
+    /// The zone of this site, as a name: voters are spread over zones, and pools may name some.
+    /// Empty if it has none.
+    pub zone: String,
     /// How long the history is kept on disk.
     pub history_keep: Duration,
     /// How many bytes of history are kept on disk.
@@ -122,6 +125,7 @@ impl Config {
             tls,
             https,
             voters,
+            zone,
             history_keep,
             history_max,
             durability,
@@ -148,6 +152,7 @@ impl Config {
             ("tls", *tls == other.tls),
             ("https", *https == other.https),
             ("voters", *voters == other.voters),
+            ("zone", *zone == other.zone),
             ("history_keep", *history_keep == other.history_keep),
             ("history_max", *history_max == other.history_max),
             ("durability", *durability == other.durability),
@@ -208,6 +213,7 @@ impl Config {
             tls: None,
             https: None,
             voters: Vec::new(),
+            zone: String::new(),
             history_keep: HISTORY_KEEP,
             history_max: HISTORY_MAX,
             durability: Durability::None,

@@ -22,6 +22,7 @@ mod gangs;
 mod health;
 mod history;
 mod keeper;
+mod members;
 mod pools;
 mod principals;
 mod semaphores;
@@ -41,7 +42,6 @@ use self::desk::Desk;
 pub use self::start::StartError;
 use crate::api::{self, Answer, Call, Code, Hold, MemberChange, Submit, Usage};
 use crate::audit::Audit;
-use crate::boottime::{Boottime, Moment};
 use crate::config::{Config, is_seat};
 use crate::incarnation::StateDir;
 use crate::link::Mesh;
@@ -49,7 +49,7 @@ use crate::random;
 pub(crate) use events::Listening;
 pub(crate) use history::wall_ms;
 use kofm_site::backup::Backup;
-use kofm_site::core::{MAX_WATCH, View, millis};
+use kofm_site::core::{MAX_WATCH, View};
 pub(crate) use kofm_site::ids::is_given_id;
 use kofm_site::input::Command;
 use kofm_site::rules::Principals;
@@ -85,6 +85,8 @@ struct Inner {
     takers: AtomicU64,
     /// The epoch as the core sees it.
     view: watch::Sender<View>,
+    /// Since when sites are as they are, apart from their links.
+    marks: Arc<Mutex<members::Marks>>,
     /// The port for other sites is reached from this machine only.
     local: bool,
     audit: Arc<Audit>,
@@ -155,19 +157,28 @@ impl Site {
         spec: Submit,
         fresh: bool,
     ) -> Result<api::Request, api::Error> {
-        let Some(id) = spec.id.clone().filter(|_| self.peers().next().is_some()) else {
-            return self
-                .request(Call::Submit { spec, fresh, hold: Hold::Lease, patience: None })
-                .await;
+        let home = self.home_of_demand(&spec)?;
+        let given = spec.id.clone().filter(|_| self.peers().next().is_some());
+        let sharing = self.sharing(&spec.want);
+        let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
+        let Some(id) = given else {
+            return match home {
+                Some(home) => expect_request(self.ask(home, call, PEER_PATIENCE * 2).await?),
+                None => self.request(call).await,
+            };
         };
         // The id may be known at another site: the same id is one request in the whole cluster.
-        let call = Call::Submit { spec, fresh, hold: Hold::Lease, patience: None };
+        if let Some(home) = home {
+            let known = self.first_of(&id, None, &sharing).await?;
+            let home = known.unwrap_or(home);
+            return expect_request(self.ask(home, call, PEER_PATIENCE * 2).await?);
+        }
         let Answer::Reserved(taken) = self.call(Call::Reserve(id.clone())).await? else {
             return Err(nonsense());
         };
         let Some(time) = taken.filter(|&time| time > 0) else { return self.request(call).await };
         let taken = Some((time, self.0.config.me()));
-        match self.first_of(&id, taken).await {
+        match self.first_of(&id, taken, &sharing).await {
             Ok(Some(peer)) => {
                 self.call(Call::Unreserve(id)).await?;
                 expect_request(self.ask(peer, call, PEER_PATIENCE * 2).await?)
@@ -194,7 +205,8 @@ impl Site {
     async fn explain(&self, mut request: api::Request) -> Result<api::Request, api::Error> {
         let Some(claim) = request.claim else { return Ok(request) };
         let call = Call::Ahead { want: request.want.clone(), claim: api::stamp(claim) };
-        let mut answers = self.ask_all(&call).await;
+        let sharing = self.sharing(&request.want);
+        let mut answers = self.ask_some(sharing, &call, PEER_PATIENCE).await;
         answers.push((self.0.config.me(), self.call(call).await?));
         // Pools that have enough are in nobody's way.
         let short: BTreeSet<String> = request.blocked_by.iter().map(|it| it.pool.clone()).collect();
@@ -297,62 +309,6 @@ impl Site {
             }
         }
         Ok((list, missing))
-    }
-
-    /// The members as this site sees them.
-    pub fn members(&self) -> Vec<api::Member> {
-        let config = &self.0.config;
-        let now = Moment::now();
-        let view = self.view();
-        let epoch = view.epoch;
-        let left = |moment: &Moment| millis(moment.since(now));
-        let member = |site| view.members.contains_key(&site);
-        let quarantine = |site| view.quarantined.get(&site).map(left);
-        let plan = view.plan();
-        let voter = |site| plan.is_some_and(|it| it.voters.contains_key(&site));
-        let draining = |site| plan.is_some_and(|it| it.draining.contains(&site));
-        let mut list = vec![api::Member {
-            site: config.site.clone(),
-            number: config.me().0,
-            address: config.members[&config.site].clone(),
-            state: "self".into(),
-            incarnation: Some(view.incarnation.max(self.0.incarnation)),
-            epoch,
-            member: member(config.me()),
-            voter: voter(config.me()),
-            draining: draining(config.me()),
-            lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, left)),
-            quarantine_ms: quarantine(config.me()),
-            trouble: view.trouble.clone().or_else(|| self.0.mesh.rival()),
-            unacknowledged: 0,
-        }];
-        // A site that was taken out has no name any more.
-        let links = self.0.mesh.info().into_iter();
-        let links = links.filter(|link| !self.name_of(link.peer).is_empty());
-        list.extend(links.map(|link| {
-            api::Member {
-                site: self.name_of(link.peer),
-                number: link.peer.0,
-                address: link.address,
-                state: match (&link.broken, link.up) {
-                    (Some(_), _) => "refused",
-                    (None, true) => "up",
-                    (None, false) => "away",
-                }
-                .into(),
-                incarnation: link.incarnation,
-                epoch,
-                member: member(link.peer),
-                voter: voter(link.peer),
-                draining: draining(link.peer),
-                lease_ms: None,
-                quarantine_ms: quarantine(link.peer),
-                trouble: link.broken.or(link.trouble),
-                unacknowledged: link.waiting as u64,
-            }
-        }));
-        list.sort_by_key(|member| member.number);
-        list
     }
 
     /// Whether this site may grant now: it does not stop, and is in the cluster's epoch with a

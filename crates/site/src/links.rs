@@ -3,6 +3,7 @@
 use kofm_core::{Clock, ProtocolId, SiteId};
 use serde::{Deserialize, Serialize};
 
+use crate::boottime::Moment;
 use crate::session::Broken;
 
 /// What one Data frame carries.
@@ -69,6 +70,8 @@ pub struct LinkInfo {
     pub name: String,
     pub address: String,
     pub up: bool,
+    /// When it came up or went down.
+    pub since: Moment,
     pub incarnation: Option<u64>,
     pub waiting: usize,
     pub broken: Option<String>,

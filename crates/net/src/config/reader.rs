@@ -22,7 +22,7 @@ use crate::tls::TlsConfig;
 use kofm_site::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 25] = [
     "cluster",
     "site",
     "members",
@@ -47,6 +47,7 @@ const KEYS: [&str; 24] = [
     "tls",
     "https",
     "voters",
+    "zone",
 ];
 
 /// The configuration that a file has, or all that is wrong with it.
@@ -123,6 +124,12 @@ impl Reader<'_> {
         };
         config.tls = self.tls(table);
         config.https = self.https(table);
+        if let Some(zone) = self.string(table, "zone") {
+            if let Err(text) = check_name(&zone) {
+                self.wrong(span_of(table, "zone"), format!("zone: {text}"));
+            }
+            config.zone = zone;
+        }
         self.members(table, &mut config);
         self.voters(table, &mut config);
         self.failures(table, &mut config);
@@ -502,6 +509,7 @@ impl Reader<'_> {
             if let Some(mut pool) = self.pool(name.get_ref(), value, protocol) {
                 if let Some(table) = value.get_ref().as_table() {
                     self.arbitration(table, config, &mut pool);
+                    self.scope(name.get_ref(), table, config, &mut pool);
                 }
                 config.pools.insert(name.get_ref().to_string(), pool);
             }
@@ -517,8 +525,16 @@ impl Reader<'_> {
         match value.get_ref() {
             DeValue::Integer(_) | DeValue::Array(_) => self.units(value, &mut pool)?,
             DeValue::Table(table) => {
-                let known =
-                    ["units", "protocol", "on_expiry", "construction", "crashes", "arbiters"];
+                let known = [
+                    "units",
+                    "protocol",
+                    "on_expiry",
+                    "construction",
+                    "crashes",
+                    "arbiters",
+                    "sites",
+                    "zones",
+                ];
                 self.unknown_keys(table, &known, name);
                 let Some(units) = table.get("units") else {
                     self.wrong(value.span(), format!("pool `{name}` has no `units`"));
@@ -550,6 +566,45 @@ impl Reader<'_> {
             }
         }
         Some(pool)
+    }
+
+    /// The sites that share a pool.
+    fn scope(&mut self, name: &str, table: &Table<'_>, config: &Config, pool: &mut PoolConfig) {
+        for key in ["sites", "zones"] {
+            let Some(value) = table.get(key) else { continue };
+            let list = value.get_ref().as_array().filter(|list| !list.is_empty());
+            let Some(list) = list else {
+                let text = format!(
+                    "pool `{name}`: `{key}` must be a list of names: {key} = [\"a\"]; without it \
+                     all sites share the pool"
+                );
+                self.wrong(value.span(), text);
+                continue;
+            };
+            for item in list {
+                let it = item.get_ref().as_str().unwrap_or_default();
+                // Where sites come and go, the cluster knows who there is.
+                let unknown = key == "sites" && !config.members.contains_key(it);
+                let fixed = config.etcd.is_empty() && !table.contains_key("voters");
+                if let Err(text) = check_name(it) {
+                    self.wrong(item.span(), format!("pool `{name}`: {key}: {text}"));
+                } else if unknown && fixed {
+                    let names: Vec<&str> = config.members.keys().map(String::as_str).collect();
+                    let text = format!(
+                        "pool `{name}`: sites: `{it}` is not a member; there are {}",
+                        names.join(", ")
+                    );
+                    self.wrong(item.span(), text);
+                } else if key == "sites" {
+                    pool.scope.sites.insert(it.to_owned());
+                } else {
+                    pool.scope.zones.insert(it.to_owned());
+                }
+            }
+            if let Err(text) = pool.check_scope(name) {
+                self.wrong(value.span(), text);
+            }
+        }
     }
 
     /// What a pool says about its arbiters, checked as a whole.

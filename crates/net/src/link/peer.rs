@@ -12,6 +12,7 @@ use super::BATCH;
 use super::connection::LinkError;
 use kofm_site::links::LinkInfo;
 
+use crate::boottime::{Boottime as _, Moment};
 use crate::session::{Broken, Session};
 use crate::wire::Frame;
 
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) session: Session,
     /// The connection that stands.
     pub(super) up: Option<u64>,
+    /// When it came up, or the last one went down.
+    pub(super) since: Moment,
     /// Why the session is over, if it is.
     pub(super) broken: Option<Broken>,
     /// What was last wrong with the connection.
@@ -46,7 +49,8 @@ pub(super) struct State {
 
 impl Link {
     pub(super) fn new(peer: SiteId, name: String, address: String) -> Self {
-        let state = State { session: Session::default(), up: None, broken: None, trouble: None };
+        let (session, since) = (Session::default(), Moment::now());
+        let state = State { session, up: None, since, broken: None, trouble: None };
         Self {
             peer,
             name,
@@ -108,6 +112,9 @@ impl Link {
 
     pub(super) fn up(&self, number: u64) {
         let mut state = self.lock();
+        if state.up.is_none() {
+            state.since = Moment::now();
+        }
         state.up = Some(number);
         state.trouble = None;
         self.resumes.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +126,7 @@ impl Link {
         if state.up != Some(number) {
             return false;
         }
-        state.up = None;
+        (state.up, state.since) = (None, Moment::now());
         state.trouble = Some(why.to_string());
         info!(peer = self.peer.0, %why, "link down");
         true
@@ -131,12 +138,16 @@ impl Link {
         let mut state = self.lock();
         let trouble = state.trouble.take();
         let session = Session::with(incarnation);
-        *state = State { session, up: None, broken: None, trouble };
+        let since = if state.up.is_some() { Moment::now() } else { state.since };
+        *state = State { session, up: None, since, broken: None, trouble };
         self.next_connection()
     }
 
     pub(super) fn end(&self, why: Broken) {
         let mut state = self.lock();
+        if state.up.is_some() || state.broken.is_none() {
+            state.since = Moment::now();
+        }
         state.broken.get_or_insert(why);
         state.up = None;
         self.next_connection();
@@ -164,6 +175,7 @@ impl Link {
             name: self.name.clone(),
             address: self.address(),
             up: state.up == Some(*self.newest.borrow()),
+            since: state.since,
             incarnation: state.session.peer(),
             waiting: state.session.waiting(),
             broken: state.broken.map(|why| why.to_string()),

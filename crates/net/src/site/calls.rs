@@ -9,12 +9,14 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{PEER_PATIENCE, Site, expect_request, stopped};
-use crate::api::{self, Answer, Call, Code, Holder};
+use crate::api::{self, Answer, Call, Code, Holder, Submit, Want};
 use crate::fast::Outbox;
+use kofm_site::config::Scope;
 use kofm_site::core::MAX_LISTED;
 use kofm_site::ids::home_of;
 use kofm_site::input::Command;
 use kofm_site::paper::LeasePaper;
+use kofm_site::plan::Plan;
 
 /// How long the site that has a lease may take to answer, before the lease is also presented here.
 const HOME_PATIENCE: Duration = Duration::from_millis(250);
@@ -40,7 +42,9 @@ impl Site {
     /// Whether the core can answer it alone.
     pub(crate) fn is_local(&self, call: &Call) -> bool {
         let home = match call {
-            Call::Submit { spec, .. } if spec.id.is_none() => return true,
+            Call::Submit { spec, .. } if spec.id.is_none() => {
+                return matches!(self.home_of_demand(spec), Ok(None));
+            }
             Call::Take { .. } | Call::GiveUp(_) | Call::Add { .. } | Call::Abandon(_) => {
                 return true;
             }
@@ -153,7 +157,17 @@ impl Site {
 
     /// The same, for answers that may take longer.
     async fn ask_all_within(&self, call: &Call, patience: Duration) -> Vec<(SiteId, Answer)> {
-        let peers = self.peers().filter(|&peer| self.0.mesh.is_up(peer));
+        self.ask_some(self.peers().collect(), call, patience).await
+    }
+
+    /// Asks these sites at once; those that do not answer are left out.
+    pub(super) async fn ask_some(
+        &self,
+        peers: BTreeSet<SiteId>,
+        call: &Call,
+        patience: Duration,
+    ) -> Vec<(SiteId, Answer)> {
+        let peers = peers.into_iter().filter(|&peer| self.0.mesh.is_up(peer));
         let tasks: Vec<_> = peers
             .map(|peer| {
                 let (site, call) = (self.clone(), call.clone());
@@ -281,7 +295,7 @@ impl Site {
         let call = Call::Renew(id.to_owned());
         let me = self.0.config.me();
         let home = self.home_of_lease(id).filter(|&home| home != me && self.0.mesh.is_up(home));
-        let Some(home) = home else { return self.call(call).await };
+        let Some(home) = home else { return self.present(id, call).await };
         let unsure = |answer: &Result<Answer, api::Error>| {
             answer.as_ref().is_err_and(|error| error.error == Code::Unreachable)
         };
@@ -289,15 +303,34 @@ impl Site {
         tokio::pin!(there);
         match timeout(HOME_PATIENCE, &mut there).await {
             Ok(answer) if !unsure(&answer) => return answer,
-            Ok(_) => return self.call(call).await,
+            Ok(_) => return self.present(id, call).await,
             Err(_) => {}
         }
-        let here = self.call(call);
+        let here = self.present(id, call);
         tokio::pin!(here);
         tokio::select! {
             answer = &mut there => if unsure(&answer) { here.await } else { answer },
             answer = &mut here => answer,
         }
+    }
+
+    /// Presents a lease here, or at a site that shares its pools.
+    async fn present(&self, id: &str, call: Call) -> Result<Answer, api::Error> {
+        match self.sharer_of(id) {
+            Some(site) => self.ask(site, call, PEER_PATIENCE).await,
+            None => self.call(call).await,
+        }
+    }
+
+    /// The site that may go on with a lease whose site is gone, if this one does not share its
+    /// pools.
+    fn sharer_of(&self, id: &str) -> Option<SiteId> {
+        let view = self.0.view.borrow();
+        let (_, paper) = LeasePaper::read(id, &view.plan()?.key)?;
+        drop(view);
+        let names = paper.parts.iter().flat_map(|part| part.units.keys());
+        let want = names.map(|name| (name.clone(), 1)).collect();
+        self.home_of_demand(&Submit { want, ..Submit::default() }).ok().flatten()
     }
 
     /// Releases a lease where it is. If that site is gone, the release is delivered when it is
@@ -376,7 +409,7 @@ impl Site {
         if let Some(home) = home_of(id).filter(|home| self.peers().any(|peer| peer == *home)) {
             return self.ask(home, call, wait).await;
         }
-        match self.first_of(id, None).await? {
+        match self.first_of(id, None, &self.peers().collect()).await? {
             Some(peer) => self.ask(peer, call, wait).await,
             None => Err(unknown),
         }
@@ -388,8 +421,10 @@ impl Site {
         &self,
         id: &str,
         taken: Option<(u64, SiteId)>,
+        among: &BTreeSet<SiteId>,
     ) -> Result<Option<SiteId>, api::Error> {
-        let answers = self.ask_all(&Call::Knows { id: id.to_owned(), taken }).await;
+        let call = Call::Knows { id: id.to_owned(), taken };
+        let answers = self.ask_some(among.clone(), &call, PEER_PATIENCE).await;
         let known = answers.iter().filter_map(|(peer, answer)| {
             let Answer::Reserved(Some(time)) = answer else { return None };
             Some((*time, *peer))
@@ -398,7 +433,8 @@ impl Site {
             return Ok(Some(first));
         }
         let answered: BTreeSet<SiteId> = answers.into_iter().map(|it| it.0).collect();
-        let silent = self.peers().find(|peer| self.may_know(*peer) && !answered.contains(peer));
+        let mut among = among.iter().copied();
+        let silent = among.find(|peer| self.may_know(*peer) && !answered.contains(peer));
         match silent {
             Some(peer) => {
                 let name = self.name_of(peer);
@@ -410,6 +446,72 @@ impl Site {
             }
             None => Ok(None),
         }
+    }
+
+    /// The other sites that share a pool of a demand: the only ones that have requests for it.
+    pub(super) fn sharing(&self, want: &Want) -> BTreeSet<SiteId> {
+        let some = |plan: &Plan| {
+            let scopes = want.keys().map(|name| plan.pools.get(name).map(|pool| &pool.scope));
+            let scopes: Option<Vec<&Scope>> = scopes.collect();
+            let scopes = scopes.filter(|list| list.iter().all(|scope| !scope.is_all()))?;
+            let sites = scopes.into_iter().flat_map(|scope| plan.sites_of(scope));
+            Some(sites.filter(|&site| site != self.0.config.me()).collect())
+        };
+        let some = self.0.view.borrow().plan().and_then(some);
+        some.unwrap_or_else(|| self.peers().collect())
+    }
+
+    /// The site that takes a request, if this one does not share the pools. Requests with the same
+    /// id go to the same site as long as it answers.
+    pub(super) fn home_of_demand(&self, spec: &Submit) -> Result<Option<SiteId>, api::Error> {
+        let me = self.0.config.me();
+        let view = self.0.view.borrow();
+        let Some(plan) = view.plan() else { return Ok(None) };
+        let pools = spec.want.keys().filter_map(|name| Some((name, plan.pools.get(name)?)));
+        let scoped: Vec<_> = pools.filter(|it| !it.1.scope.is_all()).collect();
+        if scoped.is_empty() || view.epoch == 0 {
+            return Ok(None);
+        }
+        let mut sites: BTreeSet<SiteId> = plan.sites.keys().copied().collect();
+        for (_, pool) in &scoped {
+            let sharing = plan.sites_of(&pool.scope);
+            sites.retain(|site| sharing.contains(site));
+        }
+        if sites.contains(&me) {
+            return Ok(None);
+        }
+        let names: Vec<&str> = scoped.iter().map(|it| it.0.as_str()).collect();
+        let names = names.join(", ");
+        if sites.is_empty() {
+            let text = format!(
+                "no site shares all of the pools {names}; a request must name pools that one site \
+                 shares"
+            );
+            return Err(api::Error::new(Code::Infeasible, text));
+        }
+        let drains = |site: &SiteId| plan.draining.contains(site);
+        let up = sites.iter().copied().filter(|site| {
+            view.members.contains_key(site) && !drains(site) && self.0.mesh.is_up(*site)
+        });
+        let up: Vec<SiteId> = up.collect();
+        let seed = spec.id.as_deref().unwrap_or_default();
+        let hash = |text: &str| {
+            text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
+        let seed = if seed.is_empty() { u64::from(me.0) } else { hash(seed) };
+        let place = usize::try_from(seed % up.len().max(1) as u64).unwrap_or(0);
+        if let Some(&home) = up.get(place) {
+            return Ok(Some(home));
+        }
+        let all: Vec<&str> =
+            sites.iter().filter_map(|it| Some(plan.sites.get(it)?.0.as_str())).collect();
+        let text = format!(
+            "only {} share pool {names}, and none of them answers; start one, or try again",
+            all.join(", ")
+        );
+        Err(api::Error::new(Code::Unreachable, text))
     }
 
     /// Whether another site may have requests whose leases are good: it is in the epoch, or its

@@ -135,10 +135,52 @@ impl Site {
             None => old.as_ref().map_or_else(crate::config::default_protocol, |old| old.protocol),
         };
         let on_expiry = spec.on_expiry.or_else(|| old.as_ref().map(|old| old.on_expiry));
+        let mut scope = old.as_ref().map(|old| old.scope.clone()).unwrap_or_default();
+        if let Some(sites) = spec.sites {
+            scope.sites = sites.into_iter().collect();
+        }
+        if let Some(zones) = spec.zones {
+            scope.zones = zones.into_iter().collect();
+        }
         let arbitration = old.and_then(|old| old.arbitration);
         let arbitration = arbitration.filter(|_| protocol.profile().arbitrated);
         let on_expiry = on_expiry.unwrap_or_default();
-        self.set_pool(name, PoolConfig { units, names, protocol, on_expiry, arbitration }).await
+        let pool = PoolConfig { units, names, protocol, on_expiry, arbitration, scope };
+        self.set_pool(name, pool).await
+    }
+
+    /// Whether the sites that are to share a pool are in the cluster.
+    fn check_scope(&self, name: &str, pool: &PoolConfig) -> Result<(), api::Error> {
+        let malformed = |text| Err(api::Error::new(Code::Malformed, text));
+        if let Err(text) = pool.check_scope(name) {
+            return malformed(text);
+        }
+        let (view, scope) = (self.view(), &pool.scope);
+        let Some(plan) = view.plan().filter(|_| !scope.is_all()) else { return Ok(()) };
+        if let Some(site) = scope.sites.iter().find(|it| plan.site_named(it).is_none()) {
+            let sites: Vec<&str> = plan.sites.values().map(|it| it.0.as_str()).collect();
+            let text = format!(
+                "sites: there is no site `{site}` in the cluster; there are {}",
+                sites.join(", ")
+            );
+            return malformed(text);
+        }
+        let zones: BTreeSet<&str> = plan.facts.values().map(|it| it.zone.as_str()).collect();
+        if let Some(zone) = scope.zones.iter().find(|it| !zones.contains(it.as_str())) {
+            let zones: Vec<&str> = zones.into_iter().filter(|it| !it.is_empty()).collect();
+            let known = if zones.is_empty() {
+                "no site has a zone".to_owned()
+            } else {
+                format!("there are {}", zones.join(", "))
+            };
+            return malformed(format!("zones: no site is in zone `{zone}`; {known}"));
+        }
+        if plan.sites_of(scope).is_empty() {
+            let text = "none of the sites in `sites` is in one of the `zones`; at least one must \
+                        share the pool";
+            return malformed(text.to_owned());
+        }
+        Ok(())
     }
 
     async fn pool_states(&self) -> Result<Vec<PoolState>, api::Error> {
@@ -149,6 +191,7 @@ impl Site {
 
     async fn set_pool(&self, name: &str, pool: PoolConfig) -> Result<(), api::Error> {
         let (units, protocol) = (pool.units, pool.protocol);
+        self.check_scope(name, &pool)?;
         let pools = self.pool_states().await?;
         let state = pools.iter().find(|pool| pool.name == name);
         let old = state.map(|pool| &pool.config);
@@ -217,13 +260,23 @@ impl Site {
                 let answer = answers.iter().find(|it| it.0 == *site);
                 matches!(answer, Some((_, Answer::Known(true))))
             };
-            if !self.view().members.keys().all(idle) {
+            let used = !self.view().members.keys().all(idle);
+            let states = self.pool_states().await?;
+            let withheld = states.iter().any(|it| it.name == name && !it.withheld.is_empty());
+            if used || withheld {
                 let open = PlannedPool { closed: false, ..old.clone() };
                 self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
-                let text = format!(
-                    "pool `{name}` is in use; release its leases, or wait until they end, then try \
-                     again"
-                );
+                let text = if used {
+                    format!(
+                        "pool `{name}` is in use; release its leases, or wait until they end, then \
+                         try again"
+                    )
+                } else {
+                    format!(
+                        "a site that is gone may still use units of pool `{name}`; try again when \
+                         `kofm status {name}` shows them as free"
+                    )
+                };
                 return Err(api::Error::new(Code::InUse, text));
             }
         }
@@ -406,6 +459,8 @@ fn count(pools: Vec<PoolState>, all: &[Vec<Usage>]) -> Vec<api::Pool> {
             protocol: config.protocol.name().to_owned(),
             on_expiry: config.on_expiry,
             names: config.names,
+            sites: config.scope.sites.into_iter().collect(),
+            zones: config.scope.zones.into_iter().collect(),
             unaccounted: Vec::new(),
             quarantine,
             name,

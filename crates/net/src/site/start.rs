@@ -13,11 +13,12 @@ use tokio::sync::{Semaphore, broadcast, mpsc, watch};
 use super::desk::Desk;
 use super::history::Kept;
 use super::keeper::{self, News, Note};
-use super::{EVENTS, Inner, Site};
+use super::{EVENTS, Inner, Site, members};
 use crate::audit::Audit;
 use crate::boottime::{Alarm, Boottime, Moment, read};
 use crate::config::{Config, Durability, PoolConfig};
 use crate::exposure::is_loopback;
+use crate::http::TEST_FAULTS;
 use crate::incarnation::{IdentityError, StateDir};
 use crate::join::{Admits, Admitted, Registrar};
 use crate::ledger::{Ledger, Limits};
@@ -27,9 +28,11 @@ use crate::store::etcd::Etcd;
 use crate::store::voters::{Ballots, Voters};
 use crate::store::{Beat, Pulse, Record, Store};
 use crate::tls::Tls;
+use crate::wire::Versions;
 use kofm_site::api::{KeyId, MemberChange};
 use kofm_site::core::{Change, Core, Doors, Origin, View};
 use kofm_site::journal::Journal;
+use kofm_site::keeper::Facts;
 use kofm_site::plan::{self, Plan};
 use kofm_site::rules::Principals;
 use kofm_site::tallies::Tallies;
@@ -158,6 +161,7 @@ impl Site {
             me: config.me(),
             lives: Arc::clone(&lives),
             table: config.table(),
+            versions: versions(std::env::var(TEST_WIRE).ok().as_deref()),
             silence: config.site_lease,
             tls: tls.cloned(),
             roster: Arc::new(Sites(view.clone())),
@@ -209,6 +213,8 @@ impl Site {
         let change = keep(&config, own, store, news, view.clone(), state.clone());
         let watched = (view.subscribe(), tls.cloned());
         tokio::spawn(watch_membership(config.me(), watched, lives));
+        let marks = Arc::default();
+        tokio::spawn(members::watch(config.me(), view.subscribe(), Arc::downgrade(&marks)));
         let events = broadcast::Sender::new(EVENTS);
         let synced = config.durability == Durability::Grant;
         let journal = dir.map(|dir| Journal::open(dir, incarnation, synced)).transpose()?;
@@ -241,6 +247,7 @@ impl Site {
             events,
             followed: Mutex::default(),
             view,
+            marks,
             usage: Mutex::default(),
             together: sole,
             draining: AtomicBool::new(false),
@@ -256,6 +263,19 @@ impl Site {
         door.0.set(Arc::downgrade(&inner)).ok();
         Ok(Self(inner))
     }
+}
+
+/// An environment variable with which tests let a site speak the versions of another release:
+/// `5..6`. It is read only where faults are allowed, too.
+const TEST_WIRE: &str = "KOFM_TEST_WIRE";
+
+fn versions(given: Option<&str>) -> Versions {
+    let allowed = std::env::var_os(TEST_FAULTS).is_some();
+    let range = given.filter(|_| allowed).and_then(|text| text.split_once(".."));
+    let range = range.and_then(|(oldest, newest)| {
+        Some(Versions { oldest: oldest.parse().ok()?, newest: newest.parse().ok()? })
+    });
+    range.unwrap_or(Versions::OWN)
 }
 
 /// Where machines are admitted to the cluster, once the site has started.
@@ -476,7 +496,8 @@ async fn find_number(
 /// Asks the store for the number of this site, and has it given one where it is new.
 async fn find_place(config: &mut Config, store: &dyn Store) -> Result<(), StartError> {
     let address = config.members.get(&config.site).cloned().unwrap_or_default();
-    let note = Note { address, ..Note::default() };
+    let facts = Facts::new(&config.zone);
+    let note = Note { address, facts, ..Note::default() };
     let note = postcard::to_stdvec(&note).unwrap_or_default();
     let mut known = Arc::new(Record::default());
     for count in 0.. {
@@ -523,7 +544,8 @@ fn keep(
     running: watch::Sender<View>,
     state: Option<Arc<StateDir>>,
 ) -> Change {
-    let note = Note { address: config.members[&config.site].clone(), disk };
+    let address = config.members[&config.site].clone();
+    let note = Note { address, disk, facts: Facts::new(&config.zone) };
     let (me, watched) = watch::channel(keeper::Standing::before_joining(incarnation, &note));
     let (proposals, offered) = mpsc::channel(4);
     let (lease, name) = (config.site_lease, config.site.clone());
