@@ -65,7 +65,16 @@ impl Cluster {
 
     /// The same, with more lines at the top of the configuration.
     pub(crate) fn start_as(sites: usize, top: &str, pools: &str) -> Self {
-        Self::start_all(sites, top, pools, |_, _, port| port)
+        Self::start_all(sites, |_| top.to_owned(), pools, |_, _, port| port)
+    }
+
+    /// The same, with lines of its own for each site.
+    pub(crate) fn start_each(
+        sites: usize,
+        top_of: impl FnMut(usize) -> String,
+        pools: &str,
+    ) -> Self {
+        Self::start_all(sites, top_of, pools, |_, _, port| port)
     }
 
     /// Kills a site without a word.
@@ -108,12 +117,28 @@ impl Cluster {
         pools: &str,
         port_of: impl FnMut(usize, usize, u16) -> u16,
     ) -> Self {
-        Self::start_all(sites, "", pools, port_of)
+        Self::start_all(sites, |_| String::new(), pools, port_of)
     }
 
-    fn start_all(
+    pub(crate) fn start_all(
         sites: usize,
-        top: &str,
+        top_of: impl FnMut(usize) -> String,
+        pools: &str,
+        port_of: impl FnMut(usize, usize, u16) -> u16,
+    ) -> Self {
+        let cluster = Self::begin_all(sites, top_of, pools, port_of);
+        cluster.connected();
+        cluster
+    }
+
+    /// One `kofm serve` per site, which need not have met.
+    pub(crate) fn begin(sites: usize, pools: &str) -> Self {
+        Self::begin_all(sites, |_| String::new(), pools, |_, _, port| port)
+    }
+
+    fn begin_all(
+        sites: usize,
+        mut top_of: impl FnMut(usize) -> String,
         pools: &str,
         mut port_of: impl FnMut(usize, usize, u16) -> u16,
     ) -> Self {
@@ -123,9 +148,10 @@ impl Cluster {
         for me in 0..sites {
             let mut text = format!(
                 "cluster = \"test\"\nsite = \"s{me}\"\nhttp = \"127.0.0.1:0\"\n\
-                 listen = \"127.0.0.1:{}\"\nstate_dir = \"{}\"\n{top}[members]\n",
+                 listen = \"127.0.0.1:{}\"\nstate_dir = \"{}\"\n{}[members]\n",
                 peers[me],
-                dir.join(format!("state-{me}")).display()
+                dir.join(format!("state-{me}")).display(),
+                top_of(me)
             );
             for (to, &port) in peers.iter().enumerate() {
                 writeln!(text, "s{to} = \"127.0.0.1:{}\"", port_of(me, to, port)).unwrap();
@@ -142,7 +168,6 @@ impl Cluster {
             cluster.sites.push(child);
             cluster.http.push(http);
         }
-        cluster.connected();
         cluster
     }
 
