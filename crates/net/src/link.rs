@@ -40,6 +40,9 @@ pub(crate) use kofm_site::links::{Event, LinkInfo, Links, Payload};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
+/// Links of a site that each carry five signs of life per site lease and direction; with more of
+/// them each carries less.
+const FEW_LINKS: usize = 8;
 const GREETING: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// What a site that comes back waits for, its clients wait for.
@@ -199,6 +202,14 @@ impl Mesh {
 
     fn all_links(&self) -> Vec<Arc<Link>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// How many times longer than in a small cluster a connection without messages may be silent.
+    /// With as many links at every site, all of them together carry a number of signs of life that
+    /// grows with the number of sites, not with its square. Heartbeats say which sites live.
+    fn calm(&self) -> u32 {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner).len();
+        u32::try_from(links / FEW_LINKS).unwrap_or(u32::MAX).max(1)
     }
 
     /// This site goes on as somebody else: with every peer it starts from nothing.

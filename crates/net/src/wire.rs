@@ -207,8 +207,8 @@ pub enum WireError {
     Magic,
     /// A version that this code does not speak.
     #[error(
-        "the peer speaks wire version {0}, this site {}: install the same release at both",
-        Versions::OWN
+        "the peer speaks wire version {0}, this site {own}: install the same release at both",
+        own = Versions::OWN
     )]
     Version(u8),
     /// A kind of frame that does not exist.

@@ -181,8 +181,10 @@ class Client:
         result: Json = self.call("GET", f"/v1/pools/{escape(name)}")
         return result
 
-    def put_pool(self, name: str, units: Union[int, Sequence[str]], **options: str) -> Json:
-        """Creates or resizes a pool; options are ``protocol`` and ``on_expiry``."""
+    def put_pool(self, name: str, units: Union[int, Sequence[str]],
+                 **options: Union[str, Sequence[str]]) -> Json:
+        """Creates or resizes a pool; options are ``protocol`` and ``on_expiry``, and ``sites`` and
+        ``zones``, lists of those that share it."""
         body: Json = {"units": units if isinstance(units, int) else list(units), **options}
         result: Json = self.call("PUT", f"/v1/pools/{escape(name)}", body, answer_within=15.0)
         return result

@@ -467,7 +467,7 @@ fn the_reference_of_the_configuration_lists_every_key() {
     assert!(keys.contains("site_lease"), "the keys are where this test looks for them");
     assert_eq!(listed(top), keys.iter().map(ToString::to_string).collect());
     let listed = listed(tables);
-    let lists = ["[\"units\",", "[\"value\",", "&[\"ca\",", "&[\"protocol\","];
+    let lists = ["[\"units\",", "[\"sites\",", "[\"value\",", "&[\"ca\",", "&[\"protocol\","];
     for start in lists {
         let place = reader.find(start).unwrap_or_else(|| panic!("{start} is not in the reader"));
         let end = reader[place..].find(']').unwrap();

@@ -525,16 +525,9 @@ impl Reader<'_> {
         match value.get_ref() {
             DeValue::Integer(_) | DeValue::Array(_) => self.units(value, &mut pool)?,
             DeValue::Table(table) => {
-                let known = [
-                    "units",
-                    "protocol",
-                    "on_expiry",
-                    "construction",
-                    "crashes",
-                    "arbiters",
-                    "sites",
-                    "zones",
-                ];
+                let common =
+                    ["units", "protocol", "on_expiry", "construction", "crashes", "arbiters"];
+                let known = [&common[..], &["sites", "zones"]].concat();
                 self.unknown_keys(table, &known, name);
                 let Some(units) = table.get("units") else {
                     self.wrong(value.span(), format!("pool `{name}` has no `units`"));

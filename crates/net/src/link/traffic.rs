@@ -68,10 +68,34 @@ impl Mesh {
                 self.hand_over(link, number, frames).await?;
             }
             buffer.reserve(16 << 10);
-            let read = timeout(self.identity.silence, reader.read_buf(&mut buffer));
-            if read.await.map_err(|_| LinkError::Silent)?? == 0 {
+            if self.wait_for_bytes(link, &mut reader, &mut buffer).await? == 0 {
                 return Err(LinkError::Closed);
             }
+        }
+    }
+
+    /// Reads some bytes. A connection on which a message waits for its acknowledgement must not be
+    /// silent for longer than a site lease, another one for longer in a large cluster.
+    async fn wait_for_bytes(
+        &self,
+        link: &Link,
+        reader: &mut Reader,
+        buffer: &mut BytesMut,
+    ) -> Result<usize, LinkError> {
+        let silence = self.identity.silence;
+        let mut waited = 0;
+        let mut owed = false;
+        loop {
+            if let Ok(read) = timeout(silence, reader.read_buf(buffer)).await {
+                return Ok(read?);
+            }
+            waited += 1;
+            let owes = link.lock().session.waiting() > 0;
+            // What was sent just now has not had its time.
+            if owed && owes || waited >= self.calm() {
+                return Err(LinkError::Silent);
+            }
+            owed = owes;
         }
     }
 
@@ -120,8 +144,8 @@ impl Mesh {
     async fn write(&self, link: &Link, number: u64, mut writer: Writer) -> Result<(), LinkError> {
         let mut out = BytesMut::new();
         let mut stopped = pin!(self.stopped());
-        let quiet = self.identity.silence / 5;
-        let mut pause = pin!(sleep(quiet));
+        let quiet = || self.identity.silence * self.calm() / 5;
+        let mut pause = pin!(sleep(quiet()));
         // Setting the clock costs more than a message: as long as the pause is short, it stays so.
         let mut short = false;
         loop {
@@ -148,7 +172,7 @@ impl Mesh {
                             return Err(LinkError::Stopped);
                         }
                     }
-                pause.as_mut().reset(Instant::now() + quiet);
+                pause.as_mut().reset(Instant::now() + quiet());
                 if std::mem::take(&mut short) && untold == 0 {
                     // A message has acknowledged it all.
                     continue;
