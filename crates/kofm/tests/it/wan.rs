@@ -28,10 +28,10 @@ struct Wire {
     news: Condvar,
 }
 
-/// A number from 0 to 1, the same in each run.
-fn random(state: &mut u64) -> f64 {
+/// A number below the bound, the same in each run.
+fn below(state: &mut u64, bound: u32) -> u32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-    f64::from(u32::try_from(*state >> 33).unwrap()) / f64::from(1_u32 << 31)
+    u32::try_from((*state >> 33) % u64::from(bound)).unwrap()
 }
 
 /// Carries bytes one way: they arrive after the delay, and up to half of it later.
@@ -42,7 +42,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration, seed: u64) {
         let (mut buffer, mut seed, mut last) = ([0; 16 << 10], seed, Instant::now());
         loop {
             let count = from.read(&mut buffer).unwrap_or(0);
-            let late = delay.mul_f64(1.0 + random(&mut seed) / 2.0);
+            let late = delay + delay * below(&mut seed, 100) / 200;
             last = last.max(Instant::now() + late);
             let mut chunks = input.chunks.lock().unwrap();
             if count == 0 {
@@ -210,16 +210,16 @@ fn how_sites_far_from_each_other_fare() {
         let length = Duration::from_secs(number("RUN", "60").parse().unwrap());
         let (mut resets, mut cuts, mut seed) = (0, 0, 7);
         while start.elapsed() < length {
-            thread::sleep(Duration::from_secs_f64(0.5 + 2.0 * random(&mut seed)));
-            let site = (random(&mut seed) * 5.0) as usize;
-            match (random(&mut seed) * 3.0) as usize {
+            thread::sleep(Duration::from_millis((500 + below(&mut seed, 2000)).into()));
+            let site = usize::try_from(below(&mut seed, 5)).unwrap();
+            match below(&mut seed, 3) {
                 // One connection, all of a site, or a road that is cut for less than a second.
                 0 => far.of(site).take(1).for_each(Road::reset),
                 1 => far.of(site).for_each(Road::reset),
                 _ => {
                     let road = far.of(site).last().unwrap();
                     road.cut(true);
-                    thread::sleep(Duration::from_secs_f64(random(&mut seed)));
+                    thread::sleep(Duration::from_millis(below(&mut seed, 1000).into()));
                     road.cut(false);
                     cuts += 1;
                     continue;
