@@ -72,7 +72,7 @@ impl Site {
             let action = "free space in state_dir or repair the disk, then restart the site";
             add("disk", text, action);
         }
-        for member in self.members() {
+        for member in self.peers_seen() {
             if !missing.contains(&member.site) {
                 continue;
             }

@@ -12,6 +12,7 @@ use crate::boottime::{Boottime as _, Moment};
 use kofm_site::core::millis;
 use kofm_site::keeper::Facts;
 use kofm_site::links::LinkInfo;
+use kofm_site::plan::Plan;
 
 /// What is known of a site beside its link: whether it is a member, whether it drains, and for this
 /// site the verdict on it.
@@ -107,70 +108,123 @@ fn verdict_on(
     (health.to_owned(), advice)
 }
 
-impl Site {
-    /// The members as this site sees them.
-    pub fn members(&self) -> Vec<api::Member> {
-        let config = &self.0.config;
-        let now = Moment::now();
-        let view = self.view();
-        let epoch = view.epoch;
-        let left = |moment: &Moment| millis(moment.since(now));
-        let member = |site| view.members.contains_key(&site);
-        let quarantine = |site| view.quarantined.get(&site).map(left);
-        let plan = view.plan();
-        let voter = |site| plan.is_some_and(|it| it.voters.contains_key(&site));
-        let draining = |site| plan.is_some_and(|it| it.draining.contains(&site));
-        let role = |site| match (member(site), voter(site)) {
+/// What the rows of all sites are made from.
+struct Seen {
+    view: View,
+    marks: Marks,
+    now: Moment,
+}
+
+impl Seen {
+    fn plan<T>(&self, of: impl FnOnce(&Plan) -> T) -> Option<T> {
+        self.view.plan().map(of)
+    }
+
+    fn is_member(&self, site: SiteId) -> bool {
+        self.view.members.contains_key(&site)
+    }
+
+    fn is_voter(&self, site: SiteId) -> bool {
+        self.plan(|it| it.voters.contains_key(&site)).unwrap_or(false)
+    }
+
+    fn drains(&self, site: SiteId) -> bool {
+        self.plan(|it| it.draining.contains(&site)).unwrap_or(false)
+    }
+
+    fn role(&self, site: SiteId) -> String {
+        let role = match (self.is_member(site), self.is_voter(site)) {
             (_, true) => "voter",
             (true, false) => "member",
             (false, false) => "outside",
         };
-        let own = Facts::new(&config.zone);
-        let facts = |site| {
-            let told = plan.and_then(|it| it.facts.get(&site)).cloned();
-            // Sites of one process run one program.
-            told.or_else(|| self.0.together.then(|| Facts::new("")))
-        };
+        role.to_owned()
+    }
+
+    fn facts(&self, site: SiteId) -> Option<Facts> {
+        self.plan(|it| it.facts.get(&site).cloned()).flatten()
+    }
+
+    fn marked(&self, site: SiteId) -> Option<Moment> {
+        self.marks.get(&site).map(|it| it.1)
+    }
+
+    fn since(&self, moment: Option<Moment>) -> Option<u64> {
+        moment.map(|it| millis(self.now.since(it)))
+    }
+
+    fn left(&self, moment: &Moment) -> u64 {
+        millis(moment.since(self.now))
+    }
+
+    fn quarantine(&self, site: SiteId) -> Option<u64> {
+        self.view.quarantined.get(&site).map(|it| self.left(it))
+    }
+}
+
+impl Site {
+    /// The members as this site sees them.
+    pub fn members(&self) -> Vec<api::Member> {
+        let mut list = self.peers_seen();
+        list.push(self.itself());
+        list.sort_by_key(|member| member.number);
+        list
+    }
+
+    fn seen(&self) -> Seen {
         let marks = self.0.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let marked = |site| marks.get(&site).map(|it| it.1);
-        let since = |moment: Option<Moment>| moment.map(|it| millis(now.since(it)));
-        let me = config.me();
-        let health = self.health();
+        Seen { view: self.view(), marks, now: Moment::now() }
+    }
+
+    /// This site.
+    fn itself(&self) -> api::Member {
+        let (config, seen, health) = (&self.0.config, self.seen(), self.health());
+        let (me, view) = (config.me(), &seen.view);
+        // The zone is the one that counts.
+        let own = seen.facts(me).unwrap_or_else(|| Facts::new(&config.zone));
         let rival = self.0.mesh.rival();
-        let twin = rival.as_ref().filter(|_| health.health == "ok");
+        let twin = rival.is_some() && health.health == "ok";
         let advice = health.problems.into_iter().next().map(|it| it.action);
         let stop = || format!("stop one of the two processes that say they are {}", config.site);
-        let mut list = vec![api::Member {
+        api::Member {
             site: config.site.clone(),
             number: me.0,
             address: config.members[&config.site].clone(),
             state: "self".into(),
             zone: Some(own.zone).filter(|it| !it.is_empty()),
-            role: role(me).into(),
-            version: Some(own.version),
-            health: if twin.is_some() { "twin".to_owned() } else { health.health },
-            since_ms: since(marked(me)),
-            advice: advice.or_else(|| twin.map(|_| stop())),
+            role: seen.role(me),
+            version: Some(Facts::new("").version),
+            health: if twin { "twin".to_owned() } else { health.health },
+            since_ms: seen.since(seen.marked(me)),
+            advice: advice.or_else(|| twin.then(stop)),
             incarnation: Some(view.incarnation.max(self.0.incarnation)),
-            epoch,
-            member: member(me),
-            voter: voter(me),
-            draining: draining(me),
-            lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, left)),
-            quarantine_ms: quarantine(me),
+            epoch: view.epoch,
+            member: seen.is_member(me),
+            voter: seen.is_voter(me),
+            draining: seen.drains(me),
+            lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, |it| seen.left(it))),
+            quarantine_ms: seen.quarantine(me),
             trouble: view.trouble.clone().or(rival),
             unacknowledged: 0,
-        }];
+        }
+    }
+
+    /// The other members.
+    pub(super) fn peers_seen(&self) -> Vec<api::Member> {
+        let seen = self.seen();
         // A site that was taken out has no name any more.
         let links = self.0.mesh.info().into_iter();
         let links = links.filter(|link| !self.name_of(link.peer).is_empty());
-        list.extend(links.map(|link| {
-            let name = self.name_of(link.peer);
-            let (health, advice) = verdict_on(&name, &link, member(link.peer), draining(link.peer));
-            let facts = facts(link.peer);
+        let row = |link: LinkInfo| {
+            let (site, name) = (link.peer, self.name_of(link.peer));
+            let (health, advice) =
+                verdict_on(&name, &link, seen.is_member(site), seen.drains(site));
+            // Sites of one process run one program.
+            let together = || self.0.together.then(|| Facts::new(""));
+            let facts = seen.facts(site).or_else(together);
             api::Member {
                 site: name,
-                number: link.peer.0,
+                number: site.0,
                 state: match (&link.broken, link.up) {
                     (Some(_), _) => "refused",
                     (None, true) => "up",
@@ -178,24 +232,23 @@ impl Site {
                 }
                 .into(),
                 zone: facts.as_ref().map(|it| it.zone.clone()).filter(|it| !it.is_empty()),
-                role: role(link.peer).into(),
+                role: seen.role(site),
                 version: facts.map(|it| it.version),
                 health,
-                since_ms: since(marked(link.peer).max(Some(link.since))),
+                since_ms: seen.since(seen.marked(site).max(Some(link.since))),
                 advice,
                 address: link.address,
                 incarnation: link.incarnation,
-                epoch,
-                member: member(link.peer),
-                voter: voter(link.peer),
-                draining: draining(link.peer),
+                epoch: seen.view.epoch,
+                member: seen.is_member(site),
+                voter: seen.is_voter(site),
+                draining: seen.drains(site),
                 lease_ms: None,
-                quarantine_ms: quarantine(link.peer),
+                quarantine_ms: seen.quarantine(site),
                 trouble: link.broken.or(link.trouble),
                 unacknowledged: link.waiting as u64,
             }
-        }));
-        list.sort_by_key(|member| member.number);
-        list
+        };
+        links.map(row).collect()
     }
 }

@@ -248,6 +248,9 @@ impl Site {
     ) -> Result<(), api::Error> {
         let planned = pool.as_ref().map(|pool| PlannedPool::new(PoolId(0), pool));
         if moves {
+            if planned.is_some() {
+                self.wait_for_withheld(name).await?;
+            }
             let view = self.view();
             let old = view.plan().and_then(|plan| plan.pools.get(name));
             let old = old.ok_or_else(|| api::Error::unknown_pool(name))?;
@@ -261,8 +264,7 @@ impl Site {
                 matches!(answer, Some((_, Answer::Known(true))))
             };
             let used = !self.view().members.keys().all(idle);
-            let states = self.pool_states().await?;
-            let withheld = states.iter().any(|it| it.name == name && !it.withheld.is_empty());
+            let withheld = planned.is_some() && self.withholds(name).await?;
             if used || withheld {
                 let open = PlannedPool { closed: false, ..old.clone() };
                 self.next_epoch(Call::Plan { name: name.to_owned(), pool: Some(open) }).await?;
@@ -281,6 +283,22 @@ impl Site {
             }
         }
         self.next_epoch(Call::Plan { name: name.to_owned(), pool: planned }).await
+    }
+
+    /// Whether a site that is gone may still use units of a pool.
+    async fn withholds(&self, name: &str) -> Result<bool, api::Error> {
+        let states = self.pool_states().await?;
+        Ok(states.iter().any(|it| it.name == name && !it.withheld.is_empty()))
+    }
+
+    /// Waits until no site that is gone may use units of a pool, for as long as that usually takes.
+    /// Its units get other numbers or other sites then, and nothing would withhold them.
+    async fn wait_for_withheld(&self, name: &str) -> Result<(), api::Error> {
+        let until = tokio::time::Instant::now() + self.0.config.site_lease * 3 / 2;
+        while self.withholds(name).await? && tokio::time::Instant::now() < until {
+            sleep(BETWEEN_LOOKS).await;
+        }
+        Ok(())
     }
 
     /// Has the first member change the plan: one at a time, whoever asks.
