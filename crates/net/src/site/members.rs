@@ -39,7 +39,7 @@ pub(super) async fn watch(me: SiteId, mut view: watch::Receiver<View>, marks: We
             marks.retain(|site, _| seen.contains_key(site));
             for (site, mark) in seen {
                 let old = marks.get(&site).filter(|old| old.0 == mark).copied();
-                marks.insert(site, old.unwrap_or((mark, Moment::now())));
+                marks.insert(site, old.unwrap_or_else(|| (mark, Moment::now())));
             }
         }
         if view.changed().await.is_err() {
@@ -153,12 +153,12 @@ impl Seen {
         moment.map(|it| millis(self.now.since(it)))
     }
 
-    fn left(&self, moment: &Moment) -> u64 {
+    fn left(&self, moment: Moment) -> u64 {
         millis(moment.since(self.now))
     }
 
     fn quarantine(&self, site: SiteId) -> Option<u64> {
-        self.view.quarantined.get(&site).map(|it| self.left(it))
+        self.view.quarantined.get(&site).map(|it| self.left(*it))
     }
 }
 
@@ -202,7 +202,7 @@ impl Site {
             member: seen.is_member(me),
             voter: seen.is_voter(me),
             draining: seen.drains(me),
-            lease_ms: (!view.sole).then(|| view.leased.as_ref().map_or(0, |it| seen.left(it))),
+            lease_ms: (!view.sole).then(|| view.leased.map_or(0, |it| seen.left(it))),
             quarantine_ms: seen.quarantine(me),
             trouble: view.trouble.clone().or(rival),
             unacknowledged: 0,
