@@ -337,7 +337,8 @@ pub struct Member {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// `ok`, or what is wrong in a word. For the site that is asked, as in the header
-    /// `kofm-health`; for others `away`, `refused`, `changing`, `draining`, or `twin`: two processes say they are it.
+    /// `kofm-health`; for others `away`, `refused`, `changing`, `draining`,
+    /// or `twin`: two processes say they are it.
     #[serde(default)]
     pub health: String,
     /// How long it has been so.

@@ -326,7 +326,7 @@ impl Members {
     }
 }
 
-/// What the cluster cannot lose, if that is less than its sites suggest.
+/// Warnings about sites and zones that the cluster cannot lose.
 fn notes(list: &[api::Member]) -> Vec<String> {
     let voters: Vec<&api::Member> = list.iter().filter(|it| it.voter).collect();
     let members = list.iter().filter(|it| it.member).count();

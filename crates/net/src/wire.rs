@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// The newest version that this code speaks.
 pub const VERSION: u8 = 5;
-/// The oldest one. The header of each frame has it, so that an older site can read the greeting of
-/// a newer one; the greeting says which other versions a site speaks.
+/// The oldest one. The header of each frame has it, so that an older site can read the Hello of a
+/// newer one, which says which other versions that site speaks.
 pub const OLDEST: u8 = 5;
 
 /// The versions that a site speaks.

@@ -46,7 +46,7 @@ pub struct Note {
     pub facts: Facts,
 }
 
-/// What a site says of itself for the record.
+/// Facts that a site tells of itself for the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Facts {
     /// The zone in its configuration; empty if it names none.

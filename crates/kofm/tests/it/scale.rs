@@ -60,7 +60,8 @@ fn wait(condition: impl Fn() -> bool) -> Duration {
 fn how_much_idle_clusters_cost() {
     let sizes = std::env::var("SITES").unwrap_or_else(|_| "3,9".to_owned());
     println!(
-        "| sites | time to form | bytes/s | processor | memory of a site | descriptors, most | death noticed |\n\
+        "| sites | time to form | bytes/s | processor | memory of a site | descriptors, most | \
+         death noticed |\n\
          | --- | --- | --- | --- | --- | --- | --- |"
     );
     for size in sizes.split(',') {

@@ -197,7 +197,8 @@ fn resets_of_all_connections_of_a_far_site_cost_no_lease() {
 fn how_sites_far_from_each_other_fare() {
     let number = |name, or: &str| std::env::var(name).unwrap_or_else(|_| or.to_owned());
     println!(
-        "| one way | resets, cuts | epochs by them | leases lost | kill noticed | silence noticed |\n\
+        "| one way | resets, cuts | epochs by them | leases lost | kill noticed | \
+         silence noticed |\n\
          | --- | --- | --- | --- | --- | --- |"
     );
     for delay in number("DELAYS", "1,20,80,150").split(',') {

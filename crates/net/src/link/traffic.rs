@@ -91,7 +91,7 @@ impl Mesh {
             }
             waited += 1;
             let owes = link.lock().session.waiting() > 0;
-            // What was sent just now has not had its time.
+            // A message that was sent just now has not had its time.
             if owed && owes || waited >= self.calm() {
                 return Err(LinkError::Silent);
             }

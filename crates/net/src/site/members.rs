@@ -14,7 +14,7 @@ use kofm_site::keeper::Facts;
 use kofm_site::links::LinkInfo;
 use kofm_site::plan::Plan;
 
-/// What is known of a site beside its link: whether it is a member, whether it drains, and for this
+/// The state of a site beside its link: whether it is a member, whether it drains, and for this
 /// site the verdict on it.
 type Mark = (bool, bool, Option<&'static str>);
 
@@ -108,7 +108,7 @@ fn verdict_on(
     (health.to_owned(), advice)
 }
 
-/// What the rows of all sites are made from.
+/// The data from which the rows of all sites are made.
 struct Seen {
     view: View,
     marks: Marks,

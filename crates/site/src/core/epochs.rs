@@ -223,7 +223,7 @@ impl Change {
         self.lease * (100 + RATE) / (100 - RATE) + MARGIN
     }
 
-    /// What this site says of itself.
+    /// The note that travels with heartbeats of this site.
     pub(super) fn own_note(&self) -> Vec<u8> {
         self.me.borrow().note.clone()
     }
