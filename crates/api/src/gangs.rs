@@ -170,7 +170,7 @@ pub struct Joined {
     pub run: String,
     /// `gathering` while members are missing; `queued`; `granted` while members have to confirm;
     /// `running`; `done` once the member has left and others run; `ended` once all have left. In
-    /// the rota `waiting` before `running`.
+    /// fixed gangs `waiting` before `running`.
     pub state: String,
     /// Members that are not there.
     pub missing: Vec<String>,
