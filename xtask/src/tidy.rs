@@ -44,6 +44,23 @@ fn every_protocol_tells_its_idea_source_messages_cost_and_why_it_is_safe() {
 }
 
 #[test]
+fn programs_with_the_client_build_25_crates() {
+    let args = ["tree", "-p", "kofm-client", "-e", "normal,build", "--prefix", "none", "--locked"];
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(args)
+        .arg("--offline")
+        .current_dir(root())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let name = |line: &str| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let crates: std::collections::BTreeSet<String> = text.lines().map(name).collect();
+    assert!(crates.contains("kofm-api v0.1.0"), "{crates:?}");
+    assert!(crates.len() <= 25, "{} crates: {crates:?}", crates.len());
+}
+
+#[test]
 fn core_stays_pure() {
     let mut files = Vec::new();
     sources(&root().join("crates/core/src"), &mut files);

@@ -6,6 +6,7 @@ pub mod boottime;
 mod done;
 pub mod duration;
 mod errors;
+#[cfg(feature = "fast")]
 pub mod fast;
 mod gangs;
 mod lease_names;

@@ -1,14 +1,14 @@
 //! Why a call failed, in one sentence that says what to do.
 
-use std::error::Error;
 use std::io;
 
-use hyper::header::{CONTENT_TYPE, HeaderMap, SERVER, VIA};
-use hyper::{Method, StatusCode};
+use http::header::{CONTENT_TYPE, HeaderMap, SERVER, VIA};
+use http::{Method, StatusCode};
 use serde::Deserialize;
 
 use kofm_api as api;
 
+use crate::http::Fault;
 use crate::{Address, ClientError};
 
 /// What to do about a connection that was not made.
@@ -32,21 +32,22 @@ pub(crate) fn no_connection(address: &Address, error: &io::Error) -> String {
 }
 
 /// What to do about an answer that is not HTTP, or did not come.
-pub(crate) fn no_answer(error: &(dyn Error + Send + Sync + 'static)) -> String {
-    let Some(error) = error.downcast_ref::<hyper::Error>() else { return error.to_string() };
-    if error.is_parse() {
-        return "the answer is not HTTP: the server requires https://, or this is the address of \
-                the site's peers; write the site's `http` address"
-            .to_owned();
-    }
-    let reset = error.source().and_then(|it| it.downcast_ref::<io::Error>());
-    let reset = reset.is_some_and(|it| it.kind() == io::ErrorKind::ConnectionReset);
-    if error.is_incomplete_message() || reset {
-        return "it closed the connection without an answer: the site stopped, or it requires \
-                https://, or this is the address of its peers; check the address"
-            .to_owned();
-    }
-    error.to_string()
+pub(crate) fn no_answer(fault: &Fault) -> String {
+    let text = match fault {
+        Fault::NotHttp => {
+            "the answer is not HTTP: the server requires https://, or this is the address of the \
+             site's peers; write the site's `http` address"
+        }
+        Fault::Closed => {
+            "it closed the connection without an answer: the site stopped, or it requires \
+             https://, or this is the address of its peers; check the address"
+        }
+        Fault::TooLong => "the answer is longer than this client reads; ask for less with ?limit=N",
+        Fault::Call(text) => text,
+        Fault::Stranger(text) => text,
+        Fault::Io(error) => return error.to_string(),
+    };
+    text.to_owned()
 }
 
 /// What answers instead of a site, if the answer is not of one.

@@ -193,6 +193,7 @@ impl FastClient {
     /// Speaks over an upgraded connection.
     pub(crate) fn new<S: AsyncRead + AsyncWrite + Send + 'static>(
         stream: S,
+        buffer: BytesMut,
         others: Option<Client>,
     ) -> Self {
         let (open, asking) = (Semaphore::new(MAX_OPEN), Semaphore::new(MAX_ASKING));
@@ -202,7 +203,7 @@ impl FastClient {
         tokio::spawn(async move {
             let (reader, writer) = tokio::io::split(stream);
             tokio::select! {
-                ended = read_answers(reader, &shared) => ended.ok(),
+                ended = read_answers(reader, buffer, &shared) => ended.ok(),
                 ended = write_calls(writer, &shared) => ended.ok(),
             };
             // Whoever still waits is told by the end of its channel.
@@ -379,8 +380,12 @@ fn wrong() -> api::Error {
     api::Error::new(Code::Unreachable, "a wrong answer")
 }
 
-async fn read_answers(mut reader: impl AsyncRead + Unpin, line: &Line) -> io::Result<()> {
-    let mut buffer = BytesMut::new();
+/// Takes answers in; `buffer` has what was read already.
+async fn read_answers(
+    mut reader: impl AsyncRead + Unpin,
+    mut buffer: BytesMut,
+    line: &Line,
+) -> io::Result<()> {
     loop {
         while let Some((length, (number, answer))) = peek::<(u64, FastAnswer)>(&buffer, MAX_ANSWER)?
         {
@@ -435,7 +440,7 @@ mod tests {
     impl Peer {
         fn new() -> (FastClient, Self) {
             let (ours, stream) = tokio::io::duplex(1 << 20);
-            (FastClient::new(ours, None), Self { stream, buffer: BytesMut::new() })
+            (FastClient::new(ours, BytesMut::new(), None), Self { stream, buffer: BytesMut::new() })
         }
 
         /// The next call; nothing when the client is gone.

@@ -1,7 +1,22 @@
-//! A client of the HTTP API, over TCP or a Unix socket.
+//! A client of the HTTP API of kofm, over TCP or a Unix socket.
 //!
 //! [`Client::acquire`] gives a guard: its lease is renewed by a thread of the client's own, never
-//! in the caller's event loop, and released when the guard is dropped.
+//! in the caller's event loop, and released when the guard is dropped. [`LeaseGuard::lost`]
+//! completes when the lease is lost. [`blocking`] has the same for programs without an event loop.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use kofm_client::Client;
+//! use kofm_client::api::Submit;
+//!
+//! let client = Client::from_env()?;
+//! let want = [("gpu".to_owned(), 2)].into();
+//! let lease = client.acquire(&Submit { want, ..Submit::default() }).await?;
+//! println!("running on {:?}", lease.lease().units["gpu"]);
+//! lease.release().await?;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -9,33 +24,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ::http::{HeaderValue, Method, StatusCode};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::SendRequest;
-use hyper::header::{AUTHORIZATION, CONNECTION, HOST, UPGRADE};
-use hyper::http::request::Builder;
-use hyper::{Method, Request as HttpRequest, StatusCode};
-use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 pub use kofm_api as api;
 use kofm_api::{AddSpec, Submit, TakeSpec, Taken, duration};
 
+pub mod blocking;
 mod clock;
 mod explain;
+#[cfg(feature = "fast")]
 mod fast;
+mod http;
+mod log;
 mod pages;
+#[cfg(feature = "tls")]
 mod trust;
 
+use self::http::{Answer, Connection, Fault};
+
 pub use self::clock::{Boottime, Moment};
+#[cfg(feature = "fast")]
 pub use self::fast::{FastClient, FastGuard};
+#[cfg(feature = "tls")]
 pub use self::trust::{Trust, read_certificates};
+#[cfg(feature = "fast")]
 pub use kofm_api::fast::FastLease;
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -54,6 +74,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest answer that is read.
 const MAX_ANSWER: usize = 256 << 20;
 /// The same for a refusal.
+#[cfg(feature = "fast")]
 const MAX_REFUSAL: usize = 64 << 10;
 /// Connections that are kept for later.
 const MAX_IDLE: usize = 64;
@@ -110,24 +131,40 @@ impl std::fmt::Display for Address {
 }
 
 /// Why a call did not work.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// Nobody answers: whether the call had an effect is not known.
-    #[error("{0}")]
+    /// No site answers: whether the call had an effect is not known.
     Unreachable(String),
     /// The site refused; nothing has changed.
-    #[error(transparent)]
-    Refused(#[from] api::Error),
+    Refused(api::Error),
     /// The site refused the token.
-    #[error("not allowed: {0}")]
     Forbidden(String),
     /// Site and client have different versions of the API.
-    #[error("{0}")]
     Incompatible(String),
     /// The site answered something that is not in the API.
-    #[error("the site answered what this client does not understand: {0}")]
     Nonsense(String),
+}
+
+impl std::fmt::Display for ClientError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreachable(text) | Self::Incompatible(text) => f.write_str(text),
+            Self::Refused(error) => error.fmt(f),
+            Self::Forbidden(text) => write!(f, "not allowed: {text}"),
+            Self::Nonsense(text) => {
+                write!(f, "the site answered what this client does not understand: {text}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+impl From<api::Error> for ClientError {
+    fn from(error: api::Error) -> Self {
+        Self::Refused(error)
+    }
 }
 
 impl ClientError {
@@ -155,9 +192,10 @@ struct Inner {
     current: AtomicUsize,
     token: Option<String>,
     /// The authorities of addresses with TLS.
+    #[cfg(feature = "tls")]
     trust: Option<Trust>,
     /// Connections, each with the place of its address.
-    idle: Mutex<Vec<(usize, SendRequest<Full<Bytes>>)>>,
+    idle: Mutex<Vec<(usize, Connection)>>,
     renewer: Mutex<Option<mpsc::UnboundedSender<Work>>>,
     /// The header `kofm-health` of the last answer.
     health: Mutex<Option<String>>,
@@ -183,18 +221,56 @@ impl Client {
     }
 
     fn with_addresses(addresses: Vec<Address>, token: Option<String>) -> Self {
-        let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (current, trust) = (AtomicUsize::new(0), None);
-        Self(Arc::new(Inner { addresses, current, token, trust, idle, renewer, health }))
+        Self(Arc::new(Inner {
+            addresses,
+            current: AtomicUsize::new(0),
+            token,
+            #[cfg(feature = "tls")]
+            trust: None,
+            idle: Mutex::default(),
+            renewer: Mutex::default(),
+            health: Mutex::default(),
+        }))
+    }
+
+    /// A client of the sites in `KOFM_ADDR` (addresses separated by commas; default
+    /// `http://127.0.0.1:7600`), with the token in `KOFM_TOKEN`. With the feature `tls` the file in
+    /// `KOFM_CA` has the authorities.
+    pub fn from_env() -> Result<Self, String> {
+        let text = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let list = text("KOFM_ADDR").unwrap_or_else(|| "http://127.0.0.1:7600".to_owned());
+        let addresses = list.split(',').map(|it| Address::parse(it.trim()));
+        let addresses = addresses.collect::<Result<Vec<_>, _>>();
+        let addresses = addresses.map_err(|error| format!("KOFM_ADDR: {error}"))?;
+        let client = Self::with_addresses(addresses, text("KOFM_TOKEN"));
+        #[cfg(feature = "tls")]
+        if let Some(path) = text("KOFM_CA") {
+            let trust = Trust::read(path.as_ref()).map_err(|error| format!("KOFM_CA: {error}"))?;
+            return Ok(client.with_trust(Some(trust)));
+        }
+        Ok(client)
     }
 
     /// The same client, which believes these authorities at addresses with `https`.
+    #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_trust(self, trust: Option<Trust>) -> Self {
-        let (addresses, token) = (self.0.addresses.clone(), self.0.token.clone());
-        let (idle, renewer, health) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let current = AtomicUsize::new(0);
-        Self(Arc::new(Inner { addresses, current, token, trust, idle, renewer, health }))
+        let mut client = self.apart();
+        if let Some(inner) = Arc::get_mut(&mut client.0) {
+            inner.trust = trust;
+        }
+        client
+    }
+
+    /// A client of the same sites that shares nothing with this one.
+    fn apart(&self) -> Self {
+        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "it has no authorities"))]
+        let mut client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone());
+        #[cfg(feature = "tls")]
+        if let Some(inner) = Arc::get_mut(&mut client.0) {
+            inner.trust.clone_from(&self.0.trust);
+        }
+        client
     }
 
     /// Whether there is another address to go to.
@@ -358,65 +434,80 @@ impl Client {
             let found = idle.iter().rposition(|it| it.0 == place);
             found.map(|found| idle.swap_remove(found).1)
         };
-        if let Some(mut kept) = kept.filter(|it| !it.is_closed())
-            && kept.ready().await.is_ok()
+        if let Some(mut kept) = kept
+            && kept.is_open()
         {
             *sent = true;
-            match self.send(place, kept, method.clone(), path, body.clone()).await {
+            match self.send(place, kept, method, path, body).await {
                 Ok(answer) => return Ok(answer),
-                Err(error) if *method == Method::POST && was_sent(&*error) => {
-                    return Err(explain::no_answer(&*error));
-                }
+                Err(fault) if *method == Method::POST => return Err(explain::no_answer(&fault)),
                 Err(_) => *sent = false,
             }
         }
         let fresh = self.connect(place).await?;
         *sent = true;
-        let answer = self.send(place, fresh, method.clone(), path, body.clone()).await;
-        answer.map_err(|error| explain::no_answer(&*error))
+        let answer = self.send(place, fresh, method, path, body).await;
+        answer.map_err(|fault| explain::no_answer(&fault))
     }
 
     async fn send(
         &self,
         place: usize,
-        mut connection: SendRequest<Full<Bytes>>,
-        method: Method,
+        mut connection: Connection,
+        method: &Method,
         path: &str,
-        body: Bytes,
-    ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
+        body: &[u8],
+    ) -> Result<(StatusCode, Bytes), Fault> {
+        let head =
+            self.head(place, method, path, &format!("content-length: {}\r\n", body.len()))?;
+        let Answer { status, headers, body, keep } =
+            connection.call(head.as_bytes(), body, MAX_ANSWER).await?;
+        if let Some(health) = headers.get("kofm-health") {
+            let health = health.to_str().unwrap_or_default().to_owned();
+            *self.0.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
+        }
+        let ours = path.starts_with("/v1/");
+        if let Some(text) = explain::stranger(status, &headers, &body).filter(|_| ours) {
+            return Err(Fault::Stranger(text));
+        }
+        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if keep && idle.len() < MAX_IDLE {
+            idle.push((place, connection));
+        }
+        Ok((status, body))
+    }
+
+    /// The head of a call, with further header lines.
+    fn head(
+        &self,
+        place: usize,
+        method: &Method,
+        path: &str,
+        lines: &str,
+    ) -> Result<String, Fault> {
         let host = match &self.0.addresses[place] {
             Address::Tcp(host) | Address::Tls(host) => host.as_str(),
             Address::Unix(_) => "localhost",
         };
-        let mut request = HttpRequest::builder().method(method).uri(path).header(HOST, host);
-        request = self.identify(request);
-        let response = connection.send_request(request.body(Full::new(body))?).await?;
-        let status = response.status();
-        if let Some(health) = response.headers().get("kofm-health") {
-            let health = health.to_str().unwrap_or_default().to_owned();
-            *self.0.health.lock().unwrap_or_else(PoisonError::into_inner) = Some(health);
+        let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !path.starts_with('/') || !plain(path) {
+            return Err(Fault::Call("a path must begin with / and have escapes for blanks"));
         }
-        let (parts, content) = response.into_parts();
-        let answer = Limited::new(content, MAX_ANSWER).collect().await?.to_bytes();
-        let ours = path.starts_with("/v1/");
-        if let Some(text) = explain::stranger(status, &parts.headers, &answer).filter(|_| ours) {
-            return Err(text.into());
+        if !plain(host) {
+            return Err(Fault::Call("a host must have no blanks and no control characters"));
         }
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MAX_IDLE {
-            idle.push((place, connection));
-        }
-        Ok((status, answer))
-    }
-
-    fn identify(&self, request: Builder) -> Builder {
-        match &self.0.token {
-            Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
-            None => request,
-        }
+        let token = match &self.0.token {
+            Some(token) if HeaderValue::from_str(token).is_err() => {
+                return Err(Fault::Call("a token must be one line of visible characters"));
+            }
+            Some(token) => format!("authorization: Bearer {token}\r\n"),
+            None => String::new(),
+        };
+        Ok(format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n{token}{lines}\r\n"))
     }
 
     /// A connection for many calls at once, without HTTP around each of them.
+    #[cfg(feature = "fast")]
     pub async fn fast(&self) -> Result<FastClient, ClientError> {
         let first = self.0.current.load(Ordering::Relaxed);
         let mut causes = Vec::new();
@@ -433,45 +524,31 @@ impl Client {
             }
         }
         let Some((place, mut connection)) = connected else { return Err(no_site(&causes)) };
-        let unreachable =
-            |error: hyper::Error| no_site(&[format!("{}: {error}", self.0.addresses[place])]);
-        let request = HttpRequest::builder()
-            .uri("/v1/fast")
-            .header(HOST, "localhost")
-            .header(CONNECTION, "upgrade")
-            .header(UPGRADE, api::fast::UPGRADE);
-        let request = self.identify(request);
-        let request = request.body(Full::new(Bytes::new()));
-        let request = request.map_err(|error| ClientError::Nonsense(error.to_string()))?;
-        let response = connection.send_request(request).await;
-        let response = response.map_err(unreachable)?;
-        let status = response.status();
+        let unreachable = |fault: &Fault| {
+            no_site(&[format!("{}: {}", self.0.addresses[place], explain::no_answer(fault))])
+        };
+        let lines = format!("connection: upgrade\r\nupgrade: {}\r\n", api::fast::UPGRADE);
+        let head = self.head(place, &Method::GET, "/v1/fast", &lines);
+        let head = head.map_err(|fault| unreachable(&fault))?;
+        let answer = connection.call(head.as_bytes(), &[], MAX_REFUSAL).await;
+        let Answer { status, headers, body, .. } = answer.map_err(|fault| unreachable(&fault))?;
         if status != StatusCode::SWITCHING_PROTOCOLS {
-            let (parts, content) = response.into_parts();
-            let answer = Limited::new(content, MAX_REFUSAL).collect().await;
-            let answer = answer.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-            if let Some(text) = explain::stranger(status, &parts.headers, &answer) {
-                return Err(no_site(&[format!("{}: {text}", self.0.addresses[place])]));
+            if let Some(text) = explain::stranger(status, &headers, &body) {
+                return Err(unreachable(&Fault::Stranger(text)));
             }
-            return Err(explain::refusal(&Method::GET, "/v1/fast", status, &answer));
+            return Err(explain::refusal(&Method::GET, "/v1/fast", status, &body));
         }
-        let stream = hyper::upgrade::on(response).await;
         let others = self.has_several().then(|| self.clone());
-        Ok(FastClient::new(TokioIo::new(stream.map_err(unreachable)?), others))
+        let (stream, buffer) = connection.into_parts();
+        Ok(FastClient::new(stream, buffer, others))
     }
 
-    async fn connect(&self, place: usize) -> Result<SendRequest<Full<Bytes>>, String> {
+    async fn connect(&self, place: usize) -> Result<Connection, String> {
         let connection = async {
             match &self.0.addresses[place] {
-                Address::Tcp(host) => greet(TokioIo::new(dial(host).await?)).await,
-                Address::Tls(host) => {
-                    let text = "https needs an authority; set KOFM_CA to its PEM file";
-                    let trust = self.0.trust.as_ref();
-                    let trust = trust.ok_or_else(|| std::io::Error::other(text))?;
-                    let stream = trust.connect(host, dial(host).await?).await;
-                    greet(TokioIo::new(stream.map_err(std::io::Error::other)?)).await
-                }
-                Address::Unix(path) => greet(TokioIo::new(UnixStream::connect(path).await?)).await,
+                Address::Tcp(host) => Ok(Connection::new(dial(host).await?)),
+                Address::Tls(host) => self.connect_tls(host).await,
+                Address::Unix(path) => Ok(Connection::new(UnixStream::connect(path).await?)),
             }
         };
         match timeout(CONNECT, connection).await {
@@ -479,6 +556,22 @@ impl Client {
             Ok(Err(error)) => Err(explain::no_connection(&self.0.addresses[place], &error)),
             Err(_) => Err(SILENT.to_owned()),
         }
+    }
+
+    #[cfg(feature = "tls")]
+    async fn connect_tls(&self, host: &str) -> std::io::Result<Connection> {
+        let text = "https needs an authority; set KOFM_CA to its PEM file";
+        let trust = self.0.trust.as_ref().ok_or_else(|| std::io::Error::other(text))?;
+        let stream = trust.connect(host, dial(host).await?).await;
+        Ok(Connection::new(stream.map_err(std::io::Error::other)?))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[expect(clippy::unused_async, clippy::unused_self, reason = "as with TLS")]
+    async fn connect_tls(&self, _host: &str) -> std::io::Result<Connection> {
+        let text = "this program was built without TLS; build it with the feature `tls` of \
+                    kofm-client, or write unix:PATH";
+        Err(std::io::Error::other(text))
     }
 
     /// The verdict on its health that the site sent with its last answer: `ok`, or a word such as
@@ -657,17 +750,26 @@ impl Client {
             let text = request.cause.unwrap_or_else(|| "not granted".into());
             return Err(api::Error::new(api::Code::Busy, text).into());
         };
-        // Its time runs from before the question was sent. Where it waited, nobody here knows how
-        // old the grant is, and it is renewed at once.
+        // Its time runs from before the question was sent. If it waited, the age of the grant is
+        // unknown: it is renewed at once, and ends at the latest `left` from now.
         let left = Duration::from_millis(lease.expires_in_ms);
-        let until = if queued { sent } else { sent.after(left) };
+        let (until, end) = if queued {
+            (sent, Moment::now().after(left))
+        } else {
+            (sent.after(left), sent.after(left))
+        };
         // A lease is good for its ttl, but never for longer than its site is known to be.
-        let sure = Duration::from_millis(lease.ttl_ms.min(lease.expires_in_ms.max(1)));
-        self.send_work(Work::Keep { lease: lease.id.clone(), ttl: sure, until });
-        Ok(LeaseGuard { client: self.clone(), lease })
+        let ttl = Duration::from_millis(lease.ttl_ms.min(lease.expires_in_ms.max(1)));
+        let (fate, told) = watch::channel(false);
+        let now = Moment::now();
+        let pause = self.renews_after(ttl);
+        let kept = Kept { ttl, pause, until, end, again: now, asking: false, fate };
+        self.send_work(Work::Keep { lease: lease.id.clone(), kept });
+        Ok(LeaseGuard { client: self.clone(), lease, told, released: false })
     }
 
     /// Gives a lease back some time soon.
+    #[cfg(feature = "fast")]
     pub(crate) fn release_later(&self, id: &str) {
         self.send_work(Work::Release(id.to_owned()));
     }
@@ -678,11 +780,10 @@ impl Client {
         let sender = renewer.get_or_insert_with(|| {
             let (sender, receiver) = mpsc::unbounded_channel();
             // It must not keep its client alive.
-            let client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone())
-                .with_trust(self.0.trust.clone());
+            let client = self.apart();
             let thread = std::thread::Builder::new().name("kofm-renew".into());
             if let Err(error) = thread.spawn(move || renew_all(&client, receiver)) {
-                tracing::error!(%error, "no thread for renewals: leases will expire");
+                log::error(&format_args!("no thread for renewals, leases will expire: {error}"));
             }
             sender
         });
@@ -692,9 +793,13 @@ impl Client {
 
 /// A lease that is renewed until it is dropped, and then released.
 #[derive(Debug)]
+#[must_use = "the units are given back when this is dropped"]
 pub struct LeaseGuard {
     client: Client,
     lease: api::Lease,
+    /// Becomes true when the lease is lost; closed if no thread renews it.
+    told: watch::Receiver<bool>,
+    released: bool,
 }
 
 impl LeaseGuard {
@@ -702,11 +807,42 @@ impl LeaseGuard {
     pub const fn lease(&self) -> &api::Lease {
         &self.lease
     }
+
+    /// Returns true if the lease is lost: a site refused to renew it, or its time has run out
+    /// without an answer. Its units may belong to another holder soon.
+    pub fn is_lost(&self) -> bool {
+        *self.told.borrow() || self.told.has_changed().is_err()
+    }
+
+    /// Completes when the lease is lost, before its units can be granted again. The future does not
+    /// borrow the guard; after the guard's drop it completes, too.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut told = self.told.clone();
+        async move {
+            told.wait_for(|lost| *lost).await.ok();
+        }
+    }
+
+    /// Gives the units back; when this returns without an error, they are. A lease that is lost is
+    /// an error with the code `gone`.
+    pub async fn release(mut self) -> Result<(), ClientError> {
+        let lost = self.is_lost();
+        self.released = true;
+        self.client.send_work(Work::Forget(self.lease.id.clone()));
+        let released = self.client.release(&self.lease.id).await;
+        if lost {
+            let text = "the lease was lost before its release: another holder may have its units";
+            return Err(api::Error::new(api::Code::Gone, text).into());
+        }
+        released
+    }
 }
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        self.client.send_work(Work::Release(self.lease.id.clone()));
+        if !self.released {
+            self.client.send_work(Work::Release(self.lease.id.clone()));
+        }
     }
 }
 
@@ -725,7 +861,12 @@ impl Drop for GiveUp {
 }
 
 enum Work {
-    Keep { lease: String, ttl: Duration, until: Moment },
+    Keep {
+        lease: String,
+        kept: Kept,
+    },
+    /// The holder releases the lease itself.
+    Forget(String),
     Release(String),
     Cancel(String),
 }
@@ -749,13 +890,15 @@ async fn keep_all(client: &Client, mut work: mpsc::UnboundedReceiver<Work>) {
     let places = Arc::new(Semaphore::new(MAX_RENEWALS));
     loop {
         let now = Moment::now();
-        let next = leases.values().filter(|kept| !kept.asking).map(|kept| kept.due(now)).min();
+        let next = leases.values().map(|kept| kept.next(now)).min();
         let next = next.map_or(Duration::from_hours(1), |next| next.max(Duration::from_millis(5)));
         tokio::select! {
             word = work.recv() => match word {
-                Some(Work::Keep { lease, ttl, until }) => {
-                    let pause = client.renews_after(ttl);
-                    leases.insert(lease, Kept { ttl, pause, until, again: now, asking: false });
+                Some(Work::Keep { lease, kept }) => {
+                    leases.insert(lease, kept);
+                }
+                Some(Work::Forget(lease)) => {
+                    leases.remove(&lease);
                 }
                 Some(Work::Release(lease)) => {
                     leases.remove(&lease);
@@ -772,14 +915,17 @@ async fn keep_all(client: &Client, mut work: mpsc::UnboundedReceiver<Work>) {
                 let Ok((lease, sent, renewed)) = ended else { continue };
                 let Some(kept) = leases.get_mut(&lease) else { continue };
                 if kept.is_lost(&lease, sent, renewed) {
-                    tracing::warn!(name = api::lease_name(&lease), "lease lost");
-                    leases.remove(&lease);
+                    lose(&mut leases, &lease);
                 }
             }
             Some(_) = others.join_next() => {}
             () = sleep(next) => {}
         }
         let now = Moment::now();
+        let over = leases.iter().filter(|(_, kept)| now >= kept.end);
+        for lease in over.map(|(lease, _)| lease.clone()).collect::<Vec<_>>() {
+            lose(&mut leases, &lease);
+        }
         for (lease, kept) in &mut leases {
             if kept.asking || kept.due(now) > Duration::ZERO {
                 continue;
@@ -798,16 +944,27 @@ async fn keep_all(client: &Client, mut work: mpsc::UnboundedReceiver<Work>) {
     while others.join_next().await.is_some() {}
 }
 
+/// Tells the holder that its lease is lost.
+fn lose(leases: &mut HashMap<String, Kept>, lease: &str) {
+    let Some(kept) = leases.remove(lease) else { return };
+    log::warn(&format_args!("lease {} is lost", api::lease_name(lease)));
+    kept.fate.send_replace(true);
+}
+
 /// A lease that is renewed.
 struct Kept {
     ttl: Duration,
     /// How long after a renewal the next one is due.
     pause: Duration,
     until: Moment,
+    /// The lease is lost if it is not renewed until then.
+    end: Moment,
     /// Not before this: the last attempt has failed.
     again: Moment,
     /// A renewal is under way.
     asking: bool,
+    /// Tells the holder.
+    fate: watch::Sender<bool>,
 }
 
 impl Kept {
@@ -815,6 +972,12 @@ impl Kept {
     fn due(&self, now: Moment) -> Duration {
         let due = self.until.since(now).saturating_sub(self.ttl.saturating_sub(self.pause));
         due.max(self.again.since(now))
+    }
+
+    /// How long until there is something to do: a renewal, or to tell that the lease is lost.
+    fn next(&self, now: Moment) -> Duration {
+        let end = self.end.since(now);
+        if self.asking { end } else { end.min(self.due(now)) }
     }
 
     /// Takes what came of a renewal. An answer after the end of the lease changes nothing.
@@ -830,6 +993,7 @@ impl Kept {
             Ok(_) if now >= self.until && self.until > sent => true,
             Ok(renewed) => {
                 self.until = sent.after(Duration::from_millis(renewed.expires_in_ms));
+                self.end = self.until;
                 // The right to grant of another site may last for less.
                 let least = Duration::from_millis(20);
                 self.again = sent.after(self.pause.min(least));
@@ -837,9 +1001,10 @@ impl Kept {
             }
             Err(ClientError::Refused(error)) if error.error == api::Code::Gone => true,
             Err(error) => {
-                tracing::warn!(name = api::lease_name(lease), %error, "not renewed");
+                let name = api::lease_name(lease);
+                log::warn(&format_args!("lease {name} is not renewed yet: {error}"));
                 self.again = now.after((self.ttl / 20).max(Duration::from_millis(5)));
-                now >= self.until
+                now >= self.end
             }
         }
     }
@@ -894,26 +1059,11 @@ fn is_repeatable(method: &Method, path: &str, body: &[u8]) -> bool {
     submits && serde_json::from_slice::<Submit>(body).is_ok_and(|it| it.id.is_some())
 }
 
-fn was_sent(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
-    let error = error.downcast_ref::<hyper::Error>();
-    !error.is_some_and(|error| error.is_canceled() || error.is_closed())
-}
-
 async fn dial(host: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(host).await?;
     stream.set_nodelay(true)?;
     keep_alive(&stream);
     Ok(stream)
-}
-
-async fn greet<S>(stream: TokioIo<S>) -> std::io::Result<SendRequest<Full<Bytes>>>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    let greeted = hyper::client::conn::http1::handshake(stream).await;
-    let (sender, connection) = greeted.map_err(std::io::Error::other)?;
-    tokio::spawn(async move { connection.with_upgrades().await.is_ok() });
-    Ok(sender)
 }
 
 /// Returns true for `host:port`.
@@ -925,7 +1075,8 @@ pub fn is_address(text: &str) -> bool {
 /// 128 random bits in hexadecimal.
 fn fresh_id() -> String {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("the system has randomness once it is up");
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(bytes.len()), "the system has randomness once it is up");
     format!("{:032x}", u128::from_le_bytes(bytes))
 }
 
@@ -936,7 +1087,7 @@ pub fn keep_alive(stream: &TcpStream) {
         .and_then(|()| sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10)))
         .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
     if let Err(error) = probes {
-        tracing::debug!(%error, "no probes on a connection");
+        log::debug(&format_args!("no probes on a connection: {error}"));
     }
 }
 

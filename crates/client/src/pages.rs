@@ -1,6 +1,6 @@
 //! Lists, read page by page to their end.
 
-use hyper::Method;
+use http::Method;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
