@@ -25,6 +25,8 @@ use crate::run::{End, GuardLink, Signals, Word, give_back, start_guard, told};
 use crate::tables::{print_json, table};
 
 const PATIENCE: Duration = Duration::from_secs(15);
+/// The name under which sites know the fixed gang whose turn is next.
+const NEXT: &str = kofm_net::NEXT_GANG;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Gang {
@@ -54,9 +56,9 @@ machine, against its own site, with --as:
   s0$ kofm gang run train --as s0 -- torchrun …
   s1$ kofm gang run train --as s1 -- torchrun …
 
-Gangs of the rota, which the configuration fixes, are run in this way too;
-under `groups`, where they take turns, it is `kofm gang run rota --as SITE`,
-and KOFM_GANG says whose turn it is.
+Gangs of [fixed_gangs] in the configuration are run in this way, too. Under
+`groups`, where they take turns, it is `kofm gang run --next --as SITE`, and
+KOFM_GANG is the gang whose turn it is.
 
 Examples, for a cluster in one process:
   kofm gang set pair --member s0=gpu:1 --member s1=gpu:1,licence:1
@@ -67,7 +69,7 @@ that they can start theirs. If a client or its site is lost before that, none
 starts, and the others wait for that member again. Each waits until all have
 ended. A member that is lost after the last confirmation, before its own
 command starts, cannot keep the others from starting: they are stopped when it
-is missed, after --ttl at the latest, and end with 76. Gangs of the rota have
+is missed, after --ttl at the latest, and end with 76. Fixed gangs have
 the barriers of their algorithm instead, and end with their own codes.
 
 Exit code, the same at every member: 0 if all ended with 0, otherwise that of
@@ -89,6 +91,13 @@ pub(crate) struct Set {
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
+    #[arg(value_name = "NAME", required_unless_present = "next")]
+    gang: Option<String>,
+    /// Run the fixed gang whose turn is next, instead of NAME
+    #[arg(long, conflicts_with = "gang", requires = "member")]
+    next: bool,
+    /// The gang that is run.
+    #[arg(skip)]
     name: String,
     /// Run only this member; the other members are started on their own machines
     #[arg(long = "as", value_name = "SITE", conflicts_with = "here")]
@@ -221,7 +230,8 @@ fn gangs_table(gangs: &[api::Gang]) -> String {
 }
 
 impl Run {
-    fn run(self) -> Result<(), Exit> {
+    fn run(mut self) -> Result<(), Exit> {
+        self.name = self.gang.take().unwrap_or_else(|| NEXT.to_owned());
         let code = self.server.with(async |client| match &self.member {
             Some(member) => self.run_one(&client, member).await,
             None => self.run_all(&client).await,

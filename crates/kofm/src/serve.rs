@@ -86,7 +86,7 @@ impl CheckConfig {
         if let Some(rota) = &config.rota {
             for (name, members) in &rota.gangs {
                 let (protocol, members) = (rota.protocol.name(), members.join(", "));
-                say_line(&format!("  {name}: in the rota, {protocol}, {members}"));
+                say_line(&format!("  {name}: fixed gang, {protocol}, {members}"));
             }
         }
         Ok(())

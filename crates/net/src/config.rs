@@ -146,7 +146,7 @@ impl Config {
             ("insecure", *insecure == other.insecure),
             ("http_names", *http_names == other.http_names),
             ("tree_root", *tree_root == other.tree_root),
-            ("rota", *rota == other.rota),
+            ("fixed_gangs", *rota == other.rota),
             ("site_lease", *site_lease == other.site_lease),
             ("etcd", *etcd == other.etcd),
             ("tls", *tls == other.tls),
@@ -161,7 +161,7 @@ impl Config {
     }
 }
 
-/// Gangs of a rota at most.
+/// Fixed gangs at most.
 const MAX_ROTA: usize = 1_000;
 
 /// When leases that a site writes down are on its disk.

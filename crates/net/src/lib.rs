@@ -36,6 +36,7 @@ pub use boottime::{Boottime, Moment};
 pub use incarnation::{IdentityError, StateDir};
 pub use kofm_client as client;
 pub use kofm_client::{FastClient, FastGuard, FastLease};
+pub use kofm_site::config::ROTA as NEXT_GANG;
 pub use kofm_site::rules::{Rule, Verb};
 pub use kofm_site::{api, duration, session};
 pub use random::new_token;

@@ -112,8 +112,8 @@ pub struct RotaConfig {
     pub gangs: BTreeMap<String, Vec<String>>,
 }
 
-/// The group that a request names to join the next gang of a rota.
-pub const ROTA: &str = "rota";
+/// The group that a request names to join the fixed gang whose turn is next.
+pub const ROTA: &str = "fixed_gangs";
 /// One semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SemaphoreConfig {

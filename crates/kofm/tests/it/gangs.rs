@@ -149,11 +149,11 @@ fn three_gangs_overlap_a_site_is_killed_and_no_gang_holds_a_part() {
 }
 
 #[test]
-fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
-    let rota = "[pools]\ngpu = 1\n[rota]\nprotocol = \"groups-hungry\"\n[rota.needs]\n\
-                s0 = [\"board\"]\ns1 = [\"bench\"]\ns2 = [\"board\"]\n[rota.gangs]\n\
-                day = [\"s0\", \"s1\"]\nnight = [\"s1\", \"s2\"]\n";
-    let mut cluster = Cluster::start(3, rota);
+fn fixed_gangs_take_turns_and_a_lost_site_stops_its_gang() {
+    let fixed = "[pools]\ngpu = 1\n[fixed_gangs]\nprotocol = \"groups-hungry\"\n\
+                [fixed_gangs.needs]\ns0 = [\"board\"]\ns1 = [\"bench\"]\ns2 = [\"board\"]\n\
+                [fixed_gangs.gangs]\nday = [\"s0\", \"s1\"]\nnight = [\"s1\", \"s2\"]\n";
+    let mut cluster = Cluster::start(3, fixed);
     cluster.members(1, 3);
     let dir = temp_dir();
     let member = |cluster: &Cluster, gang: &str, site: usize, script: &str| {
@@ -163,7 +163,7 @@ fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
         command.current_dir(&dir).stderr(Stdio::piped()).spawn().unwrap()
     };
     // Whoever makes a directory that is there already fails: two had the same at once.
-    let alone = "mkdir $KOFM_UNITS_ROTA && sleep 0.3 && rmdir $KOFM_UNITS_ROTA";
+    let alone = "mkdir $KOFM_UNITS_FIXED_GANGS && sleep 0.3 && rmdir $KOFM_UNITS_FIXED_GANGS";
     let mut children: Vec<_> = (0..3)
         .flat_map(|_| [("day", 0), ("night", 1), ("day", 1), ("night", 2)])
         .map(|(gang, site)| member(&cluster, gang, site, alone))
@@ -177,7 +177,7 @@ fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
     assert_eq!(list[0]["state"], "idle");
     let set = cluster.run(0, &["gang", "set", "day", "--member", "s0=gpu"]);
     assert_eq!(set.status.code(), Some(65));
-    assert!(text(&set.stderr).contains("rota"), "{}", text(&set.stderr));
+    assert!(text(&set.stderr).contains("[fixed_gangs]"), "{}", text(&set.stderr));
 
     let first = member(&cluster, "day", 0, "touch first; sleep 60");
     let mut second = member(&cluster, "day", 1, "touch second; sleep 60");
@@ -198,17 +198,17 @@ fn gangs_of_the_rota_take_turns_and_a_lost_site_stops_its_gang() {
 }
 
 #[test]
-fn a_rota_of_groups_says_whose_turn_it_is() {
-    let rota = "[pools]\ngpu = 1\n[rota]\nprotocol = \"groups\"\n[rota.needs]\n\
-                s0 = [\"board\"]\ns1 = [\"bench\"]\n[rota.gangs]\n\
+fn fixed_gangs_of_groups_say_whose_turn_it_is() {
+    let fixed = "[pools]\ngpu = 1\n[fixed_gangs]\nprotocol = \"groups\"\n[fixed_gangs.needs]\n\
+                s0 = [\"board\"]\ns1 = [\"bench\"]\n[fixed_gangs.gangs]\n\
                 both = [\"s0\", \"s1\"]\none = [\"s0\"]\n";
-    let cluster = Cluster::start(2, rota);
+    let cluster = Cluster::start(2, fixed);
     cluster.members(1, 2);
     let wrong = cluster.run(0, &["gang", "run", "both", "--as", "s0", "--", "true"]);
     assert_eq!(wrong.status.code(), Some(65));
     let ready = |site: usize| {
         let name = format!("s{site}");
-        let args = ["gang", "run", "rota", "--as", &name, "--", "sh", "-c", "echo $KOFM_GANG"];
+        let args = ["gang", "run", "--next", "--as", &name, "--", "sh", "-c", "echo $KOFM_GANG"];
         cluster.command(site, &args).stdout(Stdio::piped()).spawn().unwrap()
     };
     let mut turns = Vec::new();

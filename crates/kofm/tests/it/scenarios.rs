@@ -231,6 +231,10 @@ fn every_mistake_in_a_file_is_named() {
     assert_eq!(output.status.code(), Some(78));
     assert!(text.contains("bad.toml:1: unknown key") && text.contains("bad.toml:3:"), "{text}");
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/site.toml");
+    std::fs::write(&path, "http = \"127.0.0.1:0\"\n[rota]\nprotocol = \"groups\"\n").unwrap();
+    let output = Command::new(KOFM).arg("check-config").arg(&path).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("bad.toml:2: `rota` is now `fixed_gangs`"), "{told}");
     let output = Command::new(KOFM).args(["check-config", example]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     std::fs::remove_dir_all(dir).unwrap();

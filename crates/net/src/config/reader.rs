@@ -36,7 +36,7 @@ const KEYS: [&str; 25] = [
     "pools",
     "semaphores",
     "gangs",
-    "rota",
+    "fixed_gangs",
     "tree_root",
     "protocol",
     "site_lease",
@@ -191,37 +191,40 @@ impl Reader<'_> {
         if config.state_dir.is_none() {
             self.wrong(value.span(), "`state_dir` is missing: voters must keep their promises");
         }
-        if table.contains_key("etcd") || table.contains_key("rota") {
-            self.wrong(value.span(), "`voters` must not be combined with `etcd` or [rota]");
+        if table.contains_key("etcd") || table.contains_key("fixed_gangs") {
+            self.wrong(value.span(), "`voters` must not be combined with `etcd` or [fixed_gangs]");
         }
     }
 
     fn rota(&mut self, table: &Table<'_>, config: &mut Config) {
-        let Some(rota) = self.table(table, "rota") else { return };
-        let span = span_of(table, "rota");
-        self.unknown_keys(rota, &["protocol", "needs", "gangs"], "rota");
+        let Some(rota) = self.table(table, "fixed_gangs") else { return };
+        let span = span_of(table, "fixed_gangs");
+        self.unknown_keys(rota, &["protocol", "needs", "gangs"], "fixed_gangs");
         let protocol = self.string(rota, "protocol");
         let protocol = protocol.as_deref().unwrap_or(Kind::GroupsHungry.name());
         let Some(protocol) = Kind::named(protocol).filter(|&kind| serves_rota(kind)) else {
-            let text = "the protocol of a rota is groups or groups-hungry";
+            let text = "fixed_gangs: `protocol` must be groups or groups-hungry";
             return self.wrong(span_of(rota, "protocol"), text);
         };
         let needs = self.lists(rota, "needs");
         let gangs = self.lists(rota, "gangs");
         if !config.etcd.is_empty() {
-            return self.wrong(span, "a rota is fixed, and with etcd sites come and go");
+            let text = "[fixed_gangs] must not be combined with `etcd`: its sites may change";
+            return self.wrong(span, text);
         }
         if gangs.is_empty() || gangs.len() > MAX_ROTA {
-            let text =
-                format!("write [rota.gangs] and NAME = [\"SITE\", …], 1 to {MAX_ROTA} of them");
+            let text = format!(
+                "write [fixed_gangs.gangs] and NAME = [\"SITE\", …], 1 to {MAX_ROTA} of them"
+            );
             return self.wrong(span, text);
         }
         let known = |site: &String| config.members.contains_key(site);
         for (site, (span, _)) in needs.iter().filter(|it| !known(it.0)) {
-            self.wrong(span.clone(), format!("rota: there is no site `{site}`"));
+            self.wrong(span.clone(), format!("fixed_gangs: there is no site `{site}`"));
         }
         for (name, (span, members)) in &gangs {
-            let mut mistake = |text: String| self.wrong(span.clone(), format!("rota: {text}"));
+            let mut mistake =
+                |text: String| self.wrong(span.clone(), format!("fixed_gangs: {text}"));
             if name == ROTA || config.gangs.contains_key(name) {
                 mistake(format!("the name `{name}` is taken"));
             }
@@ -716,6 +719,12 @@ impl Reader<'_> {
         for key in table.keys() {
             let name: &str = key.get_ref();
             if known.contains(&name) {
+                continue;
+            }
+            if name == "rota" {
+                let text = "`rota` is now `fixed_gangs`: write [fixed_gangs], [fixed_gangs.needs] \
+                            and [fixed_gangs.gangs]";
+                self.wrong(key.span(), text);
                 continue;
             }
             let near = known.iter().copied().filter(|k| distance(k, name) <= 2);

@@ -64,8 +64,8 @@ impl Site {
     pub async fn start_gang(&self, name: &str, spec: StartGang) -> Result<Started, api::Error> {
         if self.in_rota(name) {
             let text = format!(
-                "gang `{name}` is in the rota: each member joins at its own site; run `kofm gang \
-                 run {name} --as SITE -- …` there"
+                "gang `{name}` is fixed: each member joins at its own site; run `kofm gang run \
+                 {name} --as SITE -- …` there"
             );
             return Err(api::Error::new(Code::Unsupported, text));
         }
@@ -165,7 +165,8 @@ impl Site {
         if !self.in_rota(name) {
             return Ok(());
         }
-        let text = format!("gang `{name}` is in the rota, which only the configuration changes");
+        let text =
+            format!("gang `{name}` is in [fixed_gangs], which only the configuration changes");
         Err(api::Error::new(Code::Unsupported, text))
     }
 

@@ -304,14 +304,18 @@ impl Core {
         if !(MIN_TTL..=MAX_TTL / 2).contains(&call.ttl) {
             return malformed("`ttl` is from 100ms to 15 days".to_owned());
         }
-        let Some(rota) = &mut self.rota else { return malformed("there is no rota".to_owned()) };
+        let Some(rota) = &mut self.rota else {
+            return malformed("this cluster has no [fixed_gangs]".to_owned());
+        };
         let named = rota.config.protocol == Kind::GroupsHungry;
         if named == (call.name == ROTA) {
             let name = &call.name;
             return malformed(if named {
-                format!("say for which gang of the rota, not `{name}`")
+                "fixed gangs of groups-hungry are named: `kofm gang run GANG --as SITE`".to_owned()
             } else {
-                format!("the gangs of this rota take turns: join `{ROTA}`, not `{name}`")
+                format!(
+                    "the fixed gangs take turns: `kofm gang run --next --as SITE`, without `{name}`"
+                )
             });
         }
         if call.leave {
@@ -443,7 +447,7 @@ impl Core {
                 if let Some(from) = from {
                     self.refuse_message(from, &refused);
                 } else {
-                    error!(%refused, "the rota refused its own site");
+                    error!(%refused, "the protocol of fixed gangs refused its own site");
                 }
             }
             for outcome in outcomes {
@@ -483,7 +487,7 @@ impl Core {
         let Some(sitter) = rota.by_claim(claim) else { return };
         sitter.work = Some(Work { gang: gang.clone(), units: names, fence, lease });
         let happening = self.happening("gang", None);
-        let cause = Some(format!("{gang} works, by the rota").into());
+        let cause = Some(format!("fixed gang {gang} works").into());
         self.record(api::Happening { cause, ..happening });
     }
 
@@ -502,7 +506,7 @@ impl Core {
     pub(super) fn on_rota(&mut self, from: SiteId, since: u64, clock: Clock, message: &[u8]) {
         self.metrics.messages_received += 1;
         let Ok((word, [])) = postcard::take_from_bytes(message) else {
-            return self.end_session(from, "a message of the rota that cannot be decoded");
+            return self.end_session(from, "a message of fixed gangs that cannot be decoded");
         };
         let Some(rota) = self.rota.as_mut().filter(|it| it.since == since) else {
             self.metrics.stale_messages += 1;
