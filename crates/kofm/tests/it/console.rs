@@ -119,6 +119,17 @@ fn the_console_shows_units_queue_and_timeline_and_acts_after_a_confirmation() {
     press_button(&mut browser, "Resize");
     until("the pool is larger", || cluster.pool(0, "licence")["units"] == 7);
 
+    // A site is drained after a confirmation; the last one that takes requests is not.
+    browser.key("6");
+    browser.until(&format!("{ROWS}.some(it => it.startsWith('s0'))"));
+    browser.js("document.querySelector('.body .row').click()");
+    press_button(&mut browser, "Drain…");
+    browser.until(&format!("{DIALOG}.innerText.includes('Drain s0?')"));
+    browser.picture("drain-dark");
+    press_button(&mut browser, "Drain");
+    browser.until("document.querySelector('#dialog .fault').innerText !== ''");
+    press_button(&mut browser, "Keep as it is");
+
     // Each list is named for a screen reader, and nothing was refused by the policy.
     for key in ["1", "2", "3", "4", "5", "6", "7"] {
         browser.key(key);

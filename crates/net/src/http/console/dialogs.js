@@ -146,6 +146,35 @@ export function showRequest(request) {
   element('div', { class: 'buttons' }, request.state === 'queued' && mayCancel(request) ? button('Cancel the request…', () => cancel(request), 'danger') : null, closing()));
 }
 
+const memberPath = (row, change) => `/v1/members/${encodeURIComponent(row.site)}/${change}`;
+
+function drain(row) {
+  confirm({
+    title: `Drain ${row.site}?`,
+    text: 'The site takes no new requests, and requests that wait at it end. Its leases stay until they end.',
+    verb: 'Drain', done: `${row.site} takes no new requests.`,
+    work: () => call('POST', memberPath(row, 'drain')),
+  });
+}
+
+function undrain(row) {
+  confirm({
+    title: `Take ${row.site} back?`,
+    text: 'The site accepts requests again.',
+    verb: 'Take back', done: `${row.site} accepts requests.`,
+    work: () => call('POST', memberPath(row, 'undrain')),
+  });
+}
+
+export function showSite(row, state) {
+  show(`Site ${row.site}`, facts([
+    ['State', state], ['Problem', row.trouble], ['Voter', row.voter ? 'yes' : 'no'], ['New requests', row.draining ? 'refused: it is drained' : 'accepted'],
+    ['Address', row.address], ['Incarnation', row.incarnation], ['Epoch', row.epoch], ['Messages that wait for it', row.unacknowledged],
+  ]), element('div', { class: 'buttons' },
+    may('admin', ['*']) ? row.draining ? button('Take back…', () => undrain(row)) : button('Drain…', () => drain(row), 'danger') : null,
+    closing()));
+}
+
 export async function openRequest(id) {
   showRequest((await read(`/v1/requests/${encodeURIComponent(id)}`)).value);
 }

@@ -1,7 +1,7 @@
 // The page: which list is shown, and when it is read again.
 
 import { ApiError, events, read } from './api.js';
-import { isSignedOut, openRequest, resize, showKeys, showLease, showUnit, signIn, tell } from './dialogs.js';
+import { isSignedOut, openRequest, resize, showKeys, showLease, showSite, showUnit, signIn, tell } from './dialogs.js';
 import { List, element } from './list.js';
 import { learn, may } from './rights.js';
 import { plural } from './text.js';
@@ -58,6 +58,7 @@ function show() {
 
 function open(where, row) {
   if (where.unit) showUnit(where.unit);
+  else if (where.site) showSite(where.site, where.state);
   else if (where.startsWith('pool/')) location.hash = `#/${where}`;
   else if (where.startsWith('lease/')) showLease(row);
   else openRequest(row.id).catch(failed);

@@ -130,7 +130,7 @@ const gangColumns = [
   { name: 'Members', text: row => Object.entries(row.members).map(([site, it]) => `${site} ${want(it)}`).join(', '), width: 'minmax(8rem, 4fr)' },
 ];
 
-const siteState = row => (row.member ? SITE_STATE[row.state] ?? row.state : 'not a member');
+const siteState = row => (row.member ? (SITE_STATE[row.state] ?? row.state) + (row.draining ? ', drained' : '') : 'not a member');
 const siteColumns = [
   { name: 'Site', text: row => row.site, width: 'minmax(5rem, 1fr)', main: true },
   { name: 'State', text: siteState, width: 'minmax(6rem, 1.2fr)', main: true },
@@ -166,7 +166,7 @@ export const VIEWS = {
   semaphores: () => ({ source: new Whole('/v1/semaphores'), columns: semaphoreColumns, key: row => row.name, empty: 'There are no semaphores.', noun: 'semaphore', on: it => ['semaphore', 'taken', 'added', 'epoch'].includes(it.event) }),
   gangs: () => ({ source: new Whole('/v1/gangs'), columns: gangColumns, key: row => row.name, empty: 'There are no gangs.', noun: 'gang', on: () => true }),
   sites: () => ({
-    source: new Whole('/v1/members'), columns: siteColumns, key: row => row.site, empty: 'There are no sites.', noun: 'site',
+    source: new Whole('/v1/members'), columns: siteColumns, key: row => row.site, open: row => ({ site: row, state: siteState(row) }), empty: 'There are no sites.', noun: 'site',
     tone: row => (row.member && !row.trouble && ['self', 'up'].includes(row.state) ? '' : 'warn'), on: it => ['epoch', 'peer-reset', 'suspended', 'departed'].includes(it.event),
   }),
   history: query => ({
