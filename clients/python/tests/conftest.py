@@ -156,5 +156,5 @@ def cluster(tmp_path: pathlib.Path) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KOFM_ADDR", "KOFM_TOKEN", "KOFM_CACERT"):
+    for name in ("KOFM_ADDR", "KOFM_TOKEN", "KOFM_CA"):
         monkeypatch.delenv(name, raising=False)

@@ -269,7 +269,7 @@ def test_tls_with_the_ca_of_the_cluster(scripted, tmp_path: pathlib.Path):
     server.socket = context.wrap_socket(server.socket, server_side=True)
     addr = f"https://localhost:{server.server_address[1]}"
     kofm.Client(addr, cafile=str(tmp_path / "cert")).acquire("gpu").release()
-    fails(addr, kofm.Unreachable, "not trusted", "KOFM_CACERT")
+    fails(addr, kofm.Unreachable, "not trusted", "KOFM_CA")
     fails(server.addr, kofm.Unreachable, "https://")
-    with pytest.raises(kofm.Malformed, match="KOFM_CACERT"):
+    with pytest.raises(kofm.Malformed, match="KOFM_CA"):
         kofm.Client(addr, cafile=str(tmp_path / "key"))

@@ -6,7 +6,7 @@
         train(lease.units["gpu"], fence=lease.fence)
 
 The sites are found by ``KOFM_ADDR`` (several addresses separated by commas, ``unix:PATH`` works,
-too), the token by ``KOFM_TOKEN``, the CA of the cluster by ``KOFM_CACERT``.
+too), the token by ``KOFM_TOKEN``, the CA of the cluster by ``KOFM_CA``.
 """
 
 from __future__ import annotations

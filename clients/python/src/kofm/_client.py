@@ -56,14 +56,14 @@ def tls_context(cafile: Optional[str]) -> Optional[ssl.SSLContext]:
     try:
         return ssl.create_default_context(cafile=cafile)
     except (OSError, ssl.SSLError) as error:
-        raise Malformed(f"KOFM_CACERT {cafile!r}: must be a file of certificates: {error}") from None
+        raise Malformed(f"KOFM_CA {cafile!r}: must be a file of certificates: {error}") from None
 
 
 class Client:
     """Calls the sites of one cluster; safe to use from several threads.
 
     ``addr`` is one address or several, separated by commas (default ``KOFM_ADDR``); ``token``
-    defaults to ``KOFM_TOKEN``, ``cafile`` to ``KOFM_CACERT``.
+    defaults to ``KOFM_TOKEN``, ``cafile`` to ``KOFM_CA``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
         ssl_context: Optional[ssl.SSLContext] = None,
         owner: Optional[str] = None,
     ) -> None:
-        context = ssl_context or tls_context(cafile or os.environ.get("KOFM_CACERT"))
+        context = ssl_context or tls_context(cafile or os.environ.get("KOFM_CA"))
         self._transport = Transport(addresses(addr), token_of(token), context)
         self._owner = owner
 
@@ -661,9 +661,9 @@ _default_lock = threading.Lock()
 
 
 def default_client() -> Client:
-    """The client of KOFM_ADDR, KOFM_TOKEN and KOFM_CACERT."""
+    """The client of KOFM_ADDR, KOFM_TOKEN and KOFM_CA."""
     global _default
-    key = tuple(os.environ.get(name) for name in ("KOFM_ADDR", "KOFM_TOKEN", "KOFM_CACERT"))
+    key = tuple(os.environ.get(name) for name in ("KOFM_ADDR", "KOFM_TOKEN", "KOFM_CA"))
     with _default_lock:
         if _default[1] is None or _default[0] != key:
             _default = (key, Client())

@@ -337,7 +337,7 @@ def _explain(
     where = str(address)
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unreachable(
-            f"{where}: the certificate is not trusted ({error.verify_message}); set KOFM_CACERT to"
+            f"{where}: the certificate is not trusted ({error.verify_message}); set KOFM_CA to"
             " the cluster's CA file"
         )
     if isinstance(error, ssl.SSLError):
@@ -346,7 +346,7 @@ def _explain(
             return NotKofm(
                 f"{where}: the server does not speak TLS; write http:// in KOFM_ADDR"
             )
-        return Unreachable(f"{where}: TLS failed: {reason}; check KOFM_CACERT and the address")
+        return Unreachable(f"{where}: TLS failed: {reason}; check KOFM_CA and the address")
     if isinstance(error, socket.gaierror):
         return Unreachable(f"{where}: the host name is unknown; check KOFM_ADDR")
     if isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)):
