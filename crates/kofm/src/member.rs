@@ -230,6 +230,7 @@ Examples:
   kofm init --cluster lab                # this machine becomes its first site
   kofm init --listen 10.0.0.1:7700       # where other machines reach it
   kofm init --zone eu                    # in a zone
+  kofm init --serve                      # and serves at once, as `kofm serve`
   kofm init --dir /tmp/a --listen 127.0.0.1:7700
 
 It prints the commands that come next.";
@@ -252,8 +253,13 @@ pub(crate) struct Init {
     /// Zone of this site; the voters are spread over zones, and pools may name some
     #[arg(long, value_name = "NAME")]
     zone: Option<String>,
+    /// Serve at once, as `kofm serve` does
+    #[arg(long)]
+    serve: bool,
     #[command(flatten)]
     dir: Dir,
+    #[command(flatten)]
+    log: Log,
 }
 
 fn client_address(given: Option<&String>) -> Result<String, Exit> {
@@ -304,17 +310,21 @@ impl Init {
         } else {
             String::new()
         };
+        let serve = if self.serve {
+            String::new()
+        } else {
+            format!("  kofm serve --config {}\n", path.display())
+        };
         say_line(&format!(
-            "\nnext:\n  kofm serve --config {}\n  \
+            "\nnext:\n{serve}  \
              export KOFM_ADDR=http://{http}   # on this machine\n  \
              export KOFM_CA={}   # for https://\n  export KOFM_TOKEN=$(cat {})   # elsewhere\n  \
              kofm pool set gpu --units 4\n  \
              kofm invite{option}   # prints a code; then, on another machine: kofm join CODE",
-            path.display(),
             dir.join("ca.pem").display(),
             dir.join("admin.token").display(),
         ));
-        Ok(())
+        if self.serve { Serve::of(path, self.log).run() } else { Ok(()) }
     }
 }
 

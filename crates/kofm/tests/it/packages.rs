@@ -87,3 +87,21 @@ fn the_deb_has_service_user_and_directories() {
     assert_eq!(fields, format!("Package: kofm\nVersion: {version}\n"));
     std::fs::remove_dir_all(dir).ok();
 }
+
+#[test]
+fn three_machines_run_a_job_after_ten_commands() {
+    let dir = temp_dir();
+    let trial = "d=$(mktemp -d) && mount -t tmpfs t $d && mkdir $d/u $d/w $d/r && \
+                 mount -t overlay o -o lowerdir=/,upperdir=$d/u,workdir=$d/w $d/r && ip netns list";
+    let unshared = Command::new("unshare").args(["--mount", "sh", "-c", trial]).output();
+    if !has("dpkg-deb") || !unshared.is_ok_and(|output| output.status.success()) {
+        eprintln!("NOT RUN: the first hour: it needs root, dpkg, network namespaces and overlayfs");
+        return;
+    }
+    let file = build("deb", &dir);
+    let script = root().join("dist/first-hour.sh");
+    let told = run("sh", &[&script.to_string_lossy(), &file]);
+    assert!(told.contains("job on "), "{told}");
+    assert!(told.contains("commands=10 "), "{told}");
+    std::fs::remove_dir_all(dir).ok();
+}
