@@ -66,7 +66,10 @@ impl Demand {
         let cause = request.cause.as_deref().unwrap_or("not granted");
         if request.state != State::Failed {
             let state = format!("{:?}", request.state).to_lowercase();
-            let text = format!("the request is {state} already ({cause}); choose another --id");
+            let text = match &self.id {
+                Some(_) => format!("the request is {state} already ({cause}); choose another --id"),
+                None => format!("the request was {state}: {cause}"),
+            };
             return Exit::new(BUSY, text);
         }
         match (request.code, self.wait) {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::Cli;
+use crate::definition;
 use crate::exit::Exit;
 use crate::output::say;
 
@@ -18,7 +18,7 @@ pub(crate) struct Completions {
 impl Completions {
     pub(crate) fn run(self) {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "kofm", &mut script);
+        clap_complete::generate(self.shell, &mut definition(), "kofm", &mut script);
         say(&String::from_utf8_lossy(&script));
     }
 }
@@ -32,7 +32,7 @@ pub(crate) struct Man {
 
 impl Man {
     pub(crate) fn run(self) -> Result<(), Exit> {
-        let command = Cli::command();
+        let command = definition();
         if let Some(dir) = self.dir {
             std::fs::create_dir_all(&dir)?;
             clap_mangen::generate_to(command, dir)?;

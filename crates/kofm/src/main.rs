@@ -14,6 +14,7 @@ mod cgroup;
 #[cfg(feature = "lab")]
 mod check;
 mod doctor;
+mod examples;
 mod exit;
 mod extras;
 mod gang;
@@ -53,14 +54,14 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::Exit;
 use crate::output::tell;
 
 /// Share k units out of M among all your machines, with no master.
 #[derive(Debug, Parser)]
-#[command(name = "kofm", version = version(), max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "kofm", version = version(), max_term_width = 80, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -235,6 +236,17 @@ one does not answer, the next is asked), the token by KOFM_TOKEN. KOFM_LOG
 selects what up and serve log: error, warn, info, debug, or a part of it, as
 kofm_net=debug.";
 
+/// The commands with all their help.
+fn definition() -> clap::Command {
+    examples::add(Cli::command())
+}
+
+fn parse() -> Result<Cli, clap::Error> {
+    let mut command = definition();
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
 fn main() -> ExitCode {
     let hidden = std::env::args_os().nth(1).unwrap_or_default();
     // Not among the commands, so that no help and no completion offers them.
@@ -243,7 +255,7 @@ fn main() -> ExitCode {
     } else if hidden == guard::STARTER {
         guard::Starter::try_parse_from(std::env::args_os().skip(1)).map(guard::Starter::run)
     } else {
-        Cli::try_parse().map(|cli| cli.command.run())
+        parse().map(|cli| cli.command.run())
     };
     let result = match parsed {
         Ok(result) => result,

@@ -176,3 +176,37 @@ fn a_state_dir_of_other_members_is_refused() {
     refused(&output, 71, "of a cluster of a, and its members are fixed");
     std::fs::remove_dir_all(dir).unwrap();
 }
+
+/// The words of all commands, from the help of each.
+fn all_commands(words: &[String], list: &mut Vec<(Vec<String>, String)>) {
+    let mut args: Vec<&str> = words.iter().map(String::as_str).collect();
+    args.push("--help");
+    let output = kofm(&args);
+    assert!(output.status.success(), "{args:?}");
+    let help = String::from_utf8(output.stdout).unwrap();
+    let inside = help.split("\nCommands:\n").nth(1).unwrap_or_default();
+    let lines = inside.lines().take_while(|line| !line.is_empty());
+    let names = lines.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+    for name in names.filter_map(|line| line.split_whitespace().next()) {
+        if name != "help" {
+            all_commands(&[words, &[name.to_owned()]].concat(), list);
+        }
+    }
+    list.push((words.to_vec(), help));
+}
+
+#[test]
+fn help_fits_80_columns_and_has_examples() {
+    let mut list = Vec::new();
+    all_commands(&[], &mut list);
+    assert!(list.len() > 50, "{}", list.len());
+    let no_example = ["protocols", "bench", "man"];
+    for (words, help) in list {
+        let wide = help.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(wide, None, "{words:?}");
+        let group = help.contains("\nCommands:\n");
+        let example = help.contains("Examples:") || help.contains("xample");
+        let without = words.last().is_some_and(|it| no_example.contains(&it.as_str()));
+        assert!(group || example || without, "{words:?} has no example");
+    }
+}
