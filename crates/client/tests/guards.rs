@@ -72,7 +72,7 @@ fn read_call(reader: &mut BufReader<TcpStream>) -> Option<String> {
             break;
         }
         if first.is_empty() {
-            first = line.trim().to_owned();
+            line.trim().clone_into(&mut first);
         }
     }
     reader.read_exact(&mut vec![0; length]).ok()?;
