@@ -31,7 +31,7 @@ const JOIN_LEAD: u64 = 1 << 53;
 pub const MAX_PAPERS: usize = 10_000;
 
 /// Bytes of the facts with which another site goes on with a lease.
-const MAX_FACTS: usize = 4000;
+pub const MAX_FACTS: usize = 4000;
 
 /// Why a number or a record is refused.
 pub type Refusal = &'static str;

@@ -15,12 +15,14 @@ mod keep;
 mod leases;
 mod legacy;
 mod membership;
+mod moves;
 mod mutants;
 mod plans;
 mod requests;
 mod rota;
 mod semaphores;
 mod tries;
+mod waits;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -212,6 +214,13 @@ pub struct Core {
     draining: bool,
     /// The cluster says that this site takes no new requests.
     drained: bool,
+    /// It leaves the epoch, or is about to.
+    departure: Option<moves::Departure>,
+    /// What waits here, for others, and what waits at others.
+    telling: waits::Telling,
+    waits: BTreeMap<SiteId, waits::Copies>,
+    /// The requests that other sites have since it left.
+    moved_ids: (Moment, BTreeSet<Arc<str>>),
     #[cfg(feature = "mutants")]
     mutant: Option<Mutant>,
 }
@@ -362,6 +371,8 @@ pub struct Request {
     doom: Option<String>,
     /// It has its units, and its lease waits for copies.
     keeping: Option<keep::Keeping>,
+    /// Its site was lost, and its client has not asked for it since: how long it may take to.
+    orphan: Option<(Moment, u64)>,
 }
 
 struct Part {
@@ -459,6 +470,8 @@ enum Timer {
     Rally(String),
     /// Clients of the rota are looked after.
     Rota,
+    /// A request has waited for its client.
+    Orphan(u64),
 }
 
 enum Todo {
@@ -603,6 +616,10 @@ impl Core {
             faults: HashSet::new(),
             draining: false,
             drained: false,
+            departure: None,
+            telling: waits::Telling::default(),
+            waits: BTreeMap::new(),
+            moved_ids: (now.boot, BTreeSet::new()),
             #[cfg(feature = "mutants")]
             mutant: None,
         };
@@ -679,6 +696,7 @@ impl Core {
                 Timer::Members(key) => self.look_after(key),
                 Timer::Rally(name) => self.rally_again(name),
                 Timer::Rota => self.sweep_rota(),
+                Timer::Orphan(key) => self.give_up_orphan(key),
                 Timer::Protocol(engine, timer) => {
                     self.protocol_timers.remove(&(engine, timer.clone()));
                     self.todo.push_back(Todo::Move(engine, Move::Fire { timer }));

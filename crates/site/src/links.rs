@@ -25,6 +25,8 @@ pub enum Payload {
     Twin { address: String },
     /// A site speaks about what was done with semaphores.
     Accounts { epoch: u64, protocol: ProtocolId, message: Vec<u8> },
+    /// A site tells what waits at it.
+    Waits { message: Vec<u8> },
 }
 
 /// What links tell the site.

@@ -649,7 +649,7 @@ impl<C: Plan, R: Rules> Epochs<C, R> {
     }
 
     /// The members that are to stay in the life that they have.
-    fn stays(&self) -> Vec<SiteId> {
+    pub fn stays(&self) -> Vec<SiteId> {
         let newer = |site: SiteId, incarnation: u64| {
             site == self.me && incarnation != self.incarnation
                 || self.wish.joins.get(&site).is_some_and(|report| report.incarnation > incarnation)

@@ -176,9 +176,7 @@ impl Core {
             let (state, cause) = (request.state, request.cause.clone().unwrap_or_default());
             self.end(key, state, cause);
         }
-        let all = record.surveys.iter().flat_map(|survey| &survey.claims);
-        let moved = all.filter_map(|(claim, it)| Some((it.adopted?.lease, claim.site)));
-        self.change.moved = Arc::new(moved.collect());
+        self.change.moved = Arc::new(super::moves::homes(record));
         let mut mine: BTreeMap<LeaseKey, Vec<(usize, Stamp, &Standing)>> = BTreeMap::new();
         for (engine, survey) in record.surveys.iter().enumerate() {
             for (claim, standing) in survey.of(self.me) {
@@ -194,6 +192,15 @@ impl Core {
         }
         let ids: Vec<String> = self.presented.keys().cloned().collect();
         for id in ids {
+            if self.by_lease.contains_key(id.as_str()) {
+                // A site that has left has handed it over to this one.
+                let calls = self.presented.remove(&id).into_iter().flat_map(|it| it.calls);
+                for (_, reply) in calls.collect::<Vec<_>>() {
+                    let answer = self.renew(&id);
+                    self.respond(reply, answer);
+                }
+                continue;
+            }
             let Some(entry) = self.presented.get(&id) else { continue };
             let found = self.whereabouts(entry.giver, &entry.paper);
             let error = match found {
@@ -302,6 +309,7 @@ impl Core {
             lease: Some(Box::new(lease)),
             deadline: None,
             keeping: None,
+            orphan: None,
             watchers: Vec::new(),
         };
         self.by_id.entry(Arc::clone(&request.id)).or_insert(key);

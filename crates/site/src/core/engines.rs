@@ -123,6 +123,7 @@ impl Core {
         if self.todo.range(before..).any(granted) {
             return;
         }
+        self.note_waiting(key);
         let running = &self.engines[engine];
         // A protocol of named units knows who is in front here; there may be free ones elsewhere.
         let knows = running.counts || running.names.is_alone();

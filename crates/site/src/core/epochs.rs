@@ -87,6 +87,8 @@ pub struct Change {
     /// Beats that were asked for out of turn, and when the last one was.
     nudges: (u64, Moment),
     pub(super) moved: Arc<BTreeMap<LeaseKey, SiteId>>,
+    /// The site stops, and hands over what it has before that.
+    pub(super) leaving: bool,
     pub(super) joined: Option<Moment>,
     /// When this process last began another incarnation.
     pub(super) renewed: Option<Moment>,
@@ -128,6 +130,10 @@ pub struct View {
     pub leased: Option<Moment>,
     /// The right to grant does not run out.
     pub sole: bool,
+    /// It stops, and hands over what it has before that.
+    pub leaving: bool,
+    /// It has left the epoch, and other sites have what it had.
+    pub left: bool,
     /// Where leases are that other sites granted, in the epoch that is installed here.
     pub moved: Arc<BTreeMap<LeaseKey, SiteId>>,
     /// What was agreed on, once this site has heard of anything.
@@ -202,6 +208,7 @@ impl Change {
             listened: true,
             nudges: (0, now),
             moved: Arc::default(),
+            leaving: false,
             joined: None,
             renewed: None,
             deserted: None,
@@ -334,6 +341,8 @@ impl Change {
             quarantined: quarantined.collect(),
             leased: self.leased,
             sole: self.sole,
+            leaving: self.leaving,
+            left: self.epochs.left(),
             moved: Arc::clone(&self.moved),
             record: Some(Arc::clone(record)),
         });
@@ -435,6 +444,9 @@ impl Core {
                     let outside = self.change.epochs.phase() == Phase::Outside;
                     let report = if outside { self.first_report() } else { self.report() };
                     let mut more = Vec::new();
+                    for ticket in self.tickets() {
+                        self.change.epochs.step(ticket, &mut more);
+                    }
                     self.change.epochs.step(Input::Frozen(report), &mut more);
                     effects.extend(more);
                 }
@@ -573,6 +585,8 @@ impl Core {
         self.check_lease(now);
         self.catch_up();
         self.follow_drain();
+        self.try_to_leave();
+        self.tell_what_waits();
         self.look_around();
         self.present_papers();
         if !self.lapsed.is_empty() {

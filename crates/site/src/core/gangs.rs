@@ -45,7 +45,7 @@ pub(super) struct Rally {
     done: BTreeSet<String>,
     /// The first of them that did not end with 0.
     failed: Option<FailedMember>,
-    request: Option<u64>,
+    pub(super) request: Option<u64>,
     ttl: Duration,
     /// The round of confirmations, from 1, and the members that have confirmed in it.
     round: u8,

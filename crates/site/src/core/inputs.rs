@@ -84,6 +84,7 @@ impl Core {
                 }
             }
             Payload::Change { message } => self.on_change_message(from, &message),
+            Payload::Waits { message } => self.on_waits(from, &message),
             Payload::Rota { since, clock, message } => self.on_rota(from, since, clock, &message),
             // The links take note of it.
             Payload::Twin { .. } => {}
@@ -193,6 +194,19 @@ impl Core {
     }
 
     pub(super) fn on_call(&mut self, call: Call, reply: Responder) {
+        let touches = |call: &Call| {
+            matches!(
+                call,
+                Call::Submit { .. }
+                    | Call::Cancel(_)
+                    | Call::Renew(_)
+                    | Call::Release(_)
+                    | Call::ReleaseRequest(_)
+            )
+        };
+        if self.is_handing_over() && touches(&call) {
+            return self.respond(reply, Err(super::moves::elsewhere()));
+        }
         let answer = match call {
             Call::Submit { spec, fresh, hold, patience } => {
                 return self.submit(spec, fresh, hold, patience, reply);

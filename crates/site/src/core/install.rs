@@ -10,6 +10,7 @@ use kofm_core::parts::SiteSet;
 use kofm_core::{Cluster, PoolId, Service, SiteId, Stamp, Unit};
 use tracing::{error, info, warn};
 
+use super::moves::Departure;
 use super::{Core, Part, Pool, Running, Timer, Todo};
 use crate::api::{self, Code, Hold, State};
 use crate::engine;
@@ -73,7 +74,7 @@ impl Core {
             | Todo::Revoked(..) => None,
         });
         let parts = self.requests.values().flat_map(|request| {
-            let adopted = request.lease.as_ref().and_then(|lease| lease.adopted);
+            let adopted = self.adopted_as(request);
             let kept = self.kept(request);
             request.parts.iter().map(move |part| (part, adopted, kept.clone()))
         });
@@ -89,7 +90,7 @@ impl Core {
                 book.claims.insert(claim, standing);
             }
         }
-        Report { books, clock: self.clock, ..Report::empty(0) }
+        Report { books, clock: self.clock, leaves: self.handed(), ..Report::empty(0) }
     }
 
     /// Puts everything in the state that a record says.
@@ -153,9 +154,12 @@ impl Core {
             | Todo::Accounts { .. } => false,
         });
 
+        self.rename_claims(record);
         self.trim(record, &stay, &goes_on);
         self.trim_semaphores(record);
         self.inherit(record);
+        self.take_moved(record);
+        self.take_waits(record);
         self.adopt(record);
         self.install_rota(record);
         let members: Vec<String> =
@@ -375,6 +379,7 @@ impl Core {
             }
         }
         self.resume_accounts();
+        self.tell_all_that_waits();
         let mut needs = Vec::new();
         let mut granted = Vec::new();
         for (&key, request) in &self.requests {
@@ -407,7 +412,21 @@ impl Core {
 
     /// The others have gone on without this site: it starts again, as somebody else.
     pub(super) fn depart(&mut self, record: Arc<Record<Plan>>) {
-        let cause = "the other sites went on without this one";
+        let left = self.change.epochs.left();
+        if left {
+            self.let_go(&record);
+        } else {
+            self.let_go_of_copied(&record);
+        }
+        if let (true, Some(Departure::Stop(_))) = (left, self.departure) {
+            return self.end_after_leaving();
+        }
+        self.departure = None;
+        let cause = if left {
+            "this site was drained, and other sites go on with what it had"
+        } else {
+            "the other sites went on without this one"
+        };
         warn!(epoch = record.epoch, "{cause}");
         let legacy = self.carry_leases();
         self.forget_all_copies();

@@ -157,7 +157,7 @@ impl Core {
         Some(Kept { lease, facts: Facts::of_saved(saved).pack() })
     }
 
-    fn key_of(&self, lease: &Lease) -> LeaseKey {
+    pub(super) fn key_of(&self, lease: &Lease) -> LeaseKey {
         let own = LeaseKey { giver: self.me, fence: lease.fence };
         lease.adopted.map_or(own, |it| it.lease)
     }

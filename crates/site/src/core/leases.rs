@@ -24,7 +24,7 @@ impl Core {
             return self.check_lease(now);
         }
         let Some(request) = self.requests.get(&key) else { return };
-        if request.state != State::Queued {
+        if request.state != State::Queued || request.orphan.is_some() {
             return;
         }
         let Some((mut fence, id)) = self.number_lease(key) else { return };
@@ -75,6 +75,7 @@ impl Core {
             self.pools[*pool].times.get_or_insert_default().wait.observe(request.waited);
         }
         self.by_lease.insert(id, key);
+        self.note_waited(key);
         self.start_lease(key, now);
         if !self.note_held(key) {
             let cause = "this site cannot record the grant on its disk; try another site";

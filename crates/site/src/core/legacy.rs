@@ -131,7 +131,7 @@ impl Core {
         }
     }
 
-    fn rewrite_journal(&mut self) {
+    pub(super) fn rewrite_journal(&mut self) {
         let leases = self.all_saved();
         let Some(journal) = &mut self.journal else { return };
         let written = journal.rewrite(leases);
@@ -206,7 +206,9 @@ impl Core {
 
     /// The site stops: no protocol takes a step from now on, and the leases are written down.
     pub(super) fn farewell(&mut self) {
-        self.settle();
+        if !self.stopped {
+            self.refuse_queued("the site stops");
+        }
         let now = self.now;
         // Only a member in good standing knows that what it has is its own.
         let good = !self.stands_still() && !self.has_lapsed(now);
@@ -392,6 +394,7 @@ fn request_of(saved: &Saved, want: Vec<(usize, u32)>, now: Moment) -> Request {
         lease: None,
         deadline: None,
         keeping: None,
+        orphan: None,
         watchers: Vec::new(),
     }
 }

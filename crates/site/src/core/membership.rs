@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kofm_core::SiteId;
 use kofm_core::voting::{self, Candidate, DiskId, Electorate};
 
+use super::moves::Departure;
 use super::{Core, Responder};
 use crate::api::{self, Code, MemberChange};
 use crate::boottime::Moment;
@@ -209,8 +210,8 @@ impl Core {
         Ok(plan)
     }
 
-    /// Does what the cluster says of this site: while it drains, it takes no new requests, and its
-    /// clients take those that wait elsewhere.
+    /// Does what the cluster says of this site: while it drains, it takes no new requests, and
+    /// other sites go on with what it has.
     pub(super) fn follow_drain(&mut self) {
         let drained = self.plan.draining.contains(&self.me);
         if drained == self.drained {
@@ -218,7 +219,10 @@ impl Core {
         }
         self.drained = drained;
         if drained {
-            self.refuse_queued("the site is draining");
+            self.end_all_takers();
+            self.departure = Some(Departure::Drain);
+        } else if self.departure == Some(Departure::Drain) {
+            self.departure = None;
         }
     }
 }

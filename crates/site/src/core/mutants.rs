@@ -26,6 +26,10 @@ pub enum Mutant {
     ReusesBeforeBeat,
     /// No site has a copy of a lease that only a person may end.
     GrantsUncopied,
+    /// A site that leaves answers calls that its report does not have.
+    ActsAfterItsReport,
+    /// A site that leaves hands over no lease, so that their units are free.
+    HandsOverNoLease,
 }
 
 impl Core {
@@ -60,7 +64,7 @@ impl Core {
 
 impl Mutant {
     /// Those that the seeds of whole sites under faults find.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::SettlesWhileDraining,
         Self::LeasedFromTheAnswer,
         Self::EndsQuarantinesAtOnce,
@@ -70,5 +74,7 @@ impl Mutant {
         Self::KeepsCancelledClaims,
         Self::FencesStandStill,
         Self::ReusesBeforeBeat,
+        Self::ActsAfterItsReport,
+        Self::HandsOverNoLease,
     ];
 }

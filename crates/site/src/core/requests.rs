@@ -35,7 +35,7 @@ impl Core {
 
     /// When an id was taken here, if that was before another site took it, or that only looks.
     pub(super) fn knows(&mut self, id: &str, taken: Option<(u64, SiteId)>) -> Option<u64> {
-        if self.by_id.contains_key(id) || self.is_legacy_request(id) {
+        if self.by_id.contains_key(id) || self.is_legacy_request(id) || self.has_let_go(id) {
             return Some(0);
         }
         let mine = self.reserved.get(id).map(|&(_, time)| time);
@@ -61,6 +61,7 @@ impl Core {
                     if let Err(error) = self.check_again(key, &spec) {
                         return self.respond(reply, Err(error));
                     }
+                    self.has_asked(key);
                     self.watch_key(key, patience.unwrap_or(SETTLE), told, reply);
                     return self.note_asker(key);
                 }
@@ -256,6 +257,7 @@ impl Core {
             watchers: Vec::new(),
             doom: None,
             keeping: None,
+            orphan: None,
         };
         self.requests.insert(key, Box::new(request));
         self.by_id.insert(id, key);
@@ -266,14 +268,23 @@ impl Core {
 
     pub(super) fn watch(&mut self, id: &str, wait: Duration, reply: Responder) {
         match self.by_id.get(id) {
-            Some(&key) => self.watch_key(key, wait, Told::News, reply),
+            Some(&key) => {
+                self.has_asked(key);
+                self.watch_key(key, wait, Told::News, reply);
+            }
             None => self.respond(reply, Err(self.unknown(id))),
         }
     }
 
     /// Why a request is not known here.
     fn unknown(&self, id: &str) -> api::Error {
-        if self.is_legacy_request(id) { recovering() } else { unknown_request(id) }
+        if self.has_let_go(id) {
+            super::moves::elsewhere()
+        } else if self.is_legacy_request(id) {
+            recovering()
+        } else {
+            unknown_request(id)
+        }
     }
 
     pub(super) fn watch_key(&mut self, key: u64, wait: Duration, told: Told, reply: Responder) {
@@ -386,19 +397,21 @@ impl Core {
             return;
         }
         self.tries.remove(&key);
+        self.note_waited(key);
         let Some(request) = self.requests.get_mut(&key) else { return };
         let (was, named) = (request.state, request.named);
         request.state = state;
         request.cause = Some(cause.clone());
         let parts = std::mem::take(&mut request.parts);
         let (lease, deadline) = (request.lease.take(), request.deadline.take());
+        let orphan = request.orphan.take();
         let now = self.now;
         let held = lease.as_ref().map(|lease| now.since(lease.since));
         if was == State::Queued {
             request.waited = now.since(request.submitted);
             self.queued -= 1;
         }
-        if let Some(timer) = deadline {
+        for timer in deadline.into_iter().chain(orphan) {
             self.timers.remove(&timer);
         }
         if let Some(lease) = &lease {
@@ -485,15 +498,9 @@ impl Core {
         }
     }
 
-    /// Stops taking requests, and ends all that wait. Every request is ended before a protocol
-    /// takes the next step: a claim that is granted because another one was withdrawn has no
-    /// request then, so no client is told of it.
-    pub(super) fn drain(&mut self) {
-        self.draining = true;
-        self.refuse_queued("the site stops");
-    }
-
-    /// Ends all requests that wait.
+    /// Ends all requests that wait. Every request is ended before a protocol takes the next step: a
+    /// claim that is granted because another one was withdrawn has no request then, so no client is
+    /// told of it.
     pub(super) fn refuse_queued(&mut self, why: &'static str) {
         let queued = self.keys_of(|request| request.state == State::Queued);
         info!(queued = queued.len(), "draining");

@@ -3,7 +3,7 @@
 //! Nobody holds anything, so there are no leases: what was taken is taken, and a client that dies
 //! after its P keeps it. A client that dies, or gives up, while it waits leaves nothing behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -552,6 +552,20 @@ impl Core {
             } else if let Some(reply) = self.forget_taker(key).and_then(|taker| taker.reply) {
                 self.respond(reply, Err(in_doubt()));
             }
+        }
+    }
+
+    /// Claims of takers have other names in the epoch that begins.
+    pub(super) fn rename_takers(&mut self, names: &BTreeMap<(usize, Stamp), Stamp>) {
+        for (&key, taker) in &mut self.takers {
+            let semaphore = &mut self.semaphores[taker.semaphore];
+            let Some(old) = taker.claim else { continue };
+            let Some(&new) = names.get(&(semaphore.engine, old)) else { continue };
+            taker.claim = Some(new);
+            self.taker_by_claim.remove(&(semaphore.engine, old));
+            self.taker_by_claim.insert((semaphore.engine, new), key);
+            semaphore.waiting.remove(&(old, key));
+            semaphore.waiting.insert((new, key));
         }
     }
 
