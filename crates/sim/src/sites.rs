@@ -102,6 +102,11 @@ enum Step {
     Fault,
     /// A dead site starts again.
     Start(usize),
+    /// A process that was asked to stop ends.
+    End {
+        site: usize,
+        life: u64,
+    },
     /// A cut ends.
     Heal,
 }
@@ -156,6 +161,8 @@ pub struct World {
     grants: u64,
     carried: u64,
     adopted: u64,
+    left: u64,
+    moved: u64,
     /// A hash of what clients were told.
     told: DefaultHasher,
     violation: Option<Violation>,
@@ -192,6 +199,8 @@ impl World {
             grants: 0,
             carried: 0,
             adopted: 0,
+            left: 0,
+            moved: 0,
             told: DefaultHasher::new(),
             violation: None,
             case,
@@ -357,8 +366,9 @@ impl World {
             self.demand_everything(site)?;
         }
         let (inputs, grants) = (self.inputs, self.grants);
-        let (carried, adopted) = (self.carried, self.adopted);
-        Ok(Outcome { inputs, grants, carried, adopted, told: self.told.finish() })
+        let (carried, adopted, left, moved) = (self.carried, self.adopted, self.left, self.moved);
+        let told = self.told.finish();
+        Ok(Outcome { inputs, grants, carried, adopted, left, moved, told })
     }
 
     fn advance(&mut self, time: u64) -> Result<(), Violation> {
@@ -393,6 +403,7 @@ impl World {
             | Step::Client(_)
             | Step::GiveUp { .. }
             | Step::Fault
+            | Step::End { .. }
             | Step::Start(_)
             | Step::Heal => None,
         }
@@ -449,6 +460,16 @@ impl World {
             Step::Client(number) => self.client_acts(number),
             Step::GiveUp { client, sent } => self.client_gives_up(client, sent),
             Step::Fault => self.inject(),
+            Step::End { site, life } => {
+                if self.hosts[site].process == life && self.hosts[site].machine.is_some() {
+                    self.input(site, Stimulus::Farewell);
+                    let machine = self.hosts[site].machine.as_ref();
+                    self.left += u64::from(machine.is_some_and(|it| it.view().left));
+                    self.kill(site);
+                    let delay = self.below(1500 * MILLISECOND);
+                    self.at(delay, Step::Start(site));
+                }
+            }
             Step::Start(site) => {
                 if self.hosts[site].machine.is_none() {
                     self.start(site);
@@ -590,9 +611,9 @@ impl World {
                 // A planned stop with its queue, and a restart.
                 if spare {
                     self.input(site, Stimulus::Drain);
-                    self.kill(site);
-                    let delay = self.below(1500 * MILLISECOND);
-                    self.at(delay, Step::Start(site));
+                    let life = self.hosts[site].process;
+                    let delay = self.below(400 * MILLISECOND);
+                    self.at(delay, Step::End { site, life });
                 }
             }
         }
@@ -617,7 +638,7 @@ impl World {
         self.network.lock().expect("one thread").forget(site);
         for client in 0..self.clients.len() {
             if self.clients[client].calls(site) {
-                self.clients[client].lose_call();
+                self.clients[client].look_elsewhere(site, self.case.sites);
                 self.at(0, Step::Client(client));
             }
         }
@@ -676,6 +697,10 @@ pub struct Outcome {
     pub carried: u64,
     /// Renewals at another site than the last one.
     pub adopted: u64,
+    /// Sites that left the epoch before they stopped.
+    pub left: u64,
+    /// Requests that their clients found again at another site.
+    pub moved: u64,
     /// A hash of every answer that a client got, in order.
     pub told: u64,
 }

@@ -85,13 +85,24 @@ pub(super) struct Client {
     pending: Option<Pending>,
     held: Option<Held>,
     waits_for: Option<(usize, String)>,
+    /// How many more sites it asks for a request that has moved.
+    looks: usize,
     requests: u64,
 }
 
 impl Client {
     pub(super) fn new(character: Character, place: usize, rate: i64) -> Self {
         let home = (character == Character::Local).then_some(place);
-        Self { character, home, rate, pending: None, held: None, waits_for: None, requests: 0 }
+        Self {
+            character,
+            home,
+            rate,
+            pending: None,
+            held: None,
+            waits_for: None,
+            looks: 0,
+            requests: 0,
+        }
     }
 
     pub(super) fn calls(&self, site: usize) -> bool {
@@ -103,6 +114,16 @@ impl Client {
     pub(super) fn lose_call(&mut self) {
         self.pending = None;
         self.waits_for = None;
+    }
+
+    /// The site that it called is dead: it asks others for the request that it waits for.
+    pub(super) fn look_elsewhere(&mut self, site: usize, sites: usize) {
+        let waits = self.waits_for.take().filter(|_| self.home.is_none());
+        self.lose_call();
+        if let Some((_, id)) = waits {
+            self.waits_for = Some(((site + 1) % sites, id));
+            self.looks = 20 * sites;
+        }
     }
 
     /// How long so much time of its clock is.
@@ -240,6 +261,11 @@ impl World {
             if self.clients[number].character == Character::Fickle {
                 return self.call(number, site, Asked::Cancel, Call::Cancel(id));
             }
+            if self.hosts[site].machine.is_none() && self.clients[number].looks > 0 {
+                self.clients[number].looks -= 1;
+                self.clients[number].waits_for = Some(((site + 1) % self.case.sites, id));
+                return self.at(30 * MILLISECOND, Step::Client(number));
+            }
             let call = Call::Watch { id: id.clone(), wait: Duration::from_secs(20) };
             self.clients[number].waits_for = Some((site, id));
             return self.call(number, site, Asked::Request, call);
@@ -360,6 +386,7 @@ impl World {
         match (pending.asked, answer) {
             (Asked::Request, Ok(Answer::Request(request))) => {
                 self.clients[number].waits_for = None;
+                self.moved += u64::from(std::mem::take(&mut self.clients[number].looks) > 0);
                 match (request.state, request.lease) {
                     (State::Queued, _) => {
                         self.clients[number].waits_for = Some((site, request.id));
@@ -400,12 +427,34 @@ impl World {
                     self.think(number);
                 }
             }
+            // The site leaves, and another one has the request; or it was only asked too early.
+            (Asked::Request, Err(error)) if self.may_be_elsewhere(number, site, &error) => {
+                self.at(30 * MILLISECOND, Step::Client(number));
+            }
             (Asked::Request | Asked::Cancel, _) => {
                 self.clients[number].waits_for = None;
                 self.think(number);
             }
         }
         Ok(())
+    }
+
+    /// Has a client that waits look for its request at the next site. False if it has none, or has
+    /// asked everywhere.
+    fn may_be_elsewhere(&mut self, number: usize, site: usize, error: &api::Error) -> bool {
+        let sites = self.case.sites;
+        let client = &mut self.clients[number];
+        let Some((_, id)) = client.waits_for.take().filter(|_| client.home.is_none()) else {
+            return false;
+        };
+        let moves = error.error == Code::Unreachable;
+        let looks = error.error == Code::UnknownRequest && client.looks > 0;
+        let enough = if moves { 3 * sites } else { 0 };
+        client.looks = client.looks.saturating_sub(1).max(enough);
+        if moves || looks {
+            client.waits_for = Some(((site + 1) % sites, id));
+        }
+        moves || looks
     }
 
     /// Law S4: a grant names exactly the units that were asked for.

@@ -58,6 +58,8 @@ pub(super) enum Stimulus {
     Call(Message),
     /// The site is told to stop.
     Drain,
+    /// The last that its process hears.
+    Farewell,
 }
 
 /// A call under way to a site.
@@ -162,6 +164,7 @@ impl Machine {
                 Input::Command(Command::Call { call, reply })
             }
             Stimulus::Drain => Input::Command(Command::Drain),
+            Stimulus::Farewell => Input::Command(Command::Farewell(oneshot::channel().0)),
         };
         self.core.on_input(now, input);
     }
