@@ -58,6 +58,8 @@ use kofm_site::rules::Principals;
 const PEER_PATIENCE: Duration = Duration::from_secs(2);
 /// Events that a slow listener may be behind.
 const EVENTS: usize = 4096;
+/// How long a site that has left still answers.
+const AFTER_LEAVING: Duration = Duration::from_millis(200);
 
 /// A running site. Cheap to clone; the site ends with [`Site::stop`].
 #[derive(Clone, Debug)]
@@ -352,20 +354,41 @@ impl Site {
         answer.await.map_err(|_| stopped())
     }
 
-    /// Takes on nothing more, ends what waits, and gives leases up to `patience` to end.
+    /// Takes on nothing more. Where other sites can go on with the requests and leases of this one,
+    /// it leaves the epoch and hands them over. Otherwise what waits ends, and leases have up to
+    /// `patience` to end.
     pub async fn drain(&self, patience: Duration) {
         self.0.draining.store(true, Ordering::Relaxed);
         let mut events = self.events();
+        let mut view = self.0.view.subscribe();
         self.command(Command::Drain);
+        let left = async {
+            if view.wait_for(|view| view.left).await.is_ok() {
+                // Calls that ask for what was here are told to ask elsewhere, and sites that look
+                // for it have the new record by then.
+                tokio::time::sleep(AFTER_LEAVING).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
+        };
         let ended = async {
             while let Ok(Answer::Leases(leases)) = self.call(Call::Leases { after: None }).await {
+                if self.0.view.borrow().leaving {
+                    std::future::pending::<()>().await;
+                }
                 // Whoever misses some events of many looks all the same.
                 if leases.is_empty() || events.recv().await == Err(RecvError::Closed) {
                     break;
                 }
             }
         };
-        timeout(patience, ended).await.ok();
+        let either = async {
+            tokio::select! {
+                () = left => {}
+                () = ended => {}
+            }
+        };
+        timeout(patience, either).await.ok();
     }
 
     /// Writes the leases down for the next start, and ends the site's links with a goodbye. Without

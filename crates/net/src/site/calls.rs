@@ -406,8 +406,13 @@ impl Site {
             Err(error) if error.error == Code::UnknownRequest => error,
             answer => return answer,
         };
-        if let Some(home) = home_of(id).filter(|home| self.peers().any(|peer| peer == *home)) {
-            return self.ask(home, call, wait).await;
+        let home = home_of(id).filter(|home| self.0.mesh.is_up(*home));
+        if let Some(home) = home.filter(|home| self.peers().any(|peer| peer == *home)) {
+            match self.ask(home, call.clone(), wait).await {
+                // It may have left since, and handed the request over.
+                Err(error) if error.error == Code::UnknownRequest => {}
+                answer => return answer,
+            }
         }
         match self.first_of(id, None, &self.peers().collect()).await? {
             Some(peer) => self.ask(peer, call, wait).await,
