@@ -466,7 +466,10 @@ pub(crate) enum Member {
 
 /// Let a site take no new requests, and move its vote
 #[derive(Debug, Args)]
-#[command(after_help = "Its leases stay until they end. `kofm undrain` takes it back.")]
+#[command(
+    after_help = "Other sites go on with its leases and waiting requests. `kofm undrain` takes it \
+back."
+)]
 pub(crate) struct Drain {
     #[command(flatten)]
     of: Rm,

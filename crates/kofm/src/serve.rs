@@ -31,8 +31,8 @@ Examples:
   kofm serve --config site.toml
   KOFM_LOG=debug kofm serve --config site.toml --log-format json
 
-SIGHUP reads the file again, SIGTERM lets leases end for as long as --drain
-says, and a second one ends it at once.";
+SIGHUP reads the file again. SIGTERM hands leases and waiting requests to the
+other sites, within --drain. A second one ends the site at once.";
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]

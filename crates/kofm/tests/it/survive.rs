@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -238,6 +239,125 @@ fn no_command_is_stopped_by_kill_after_kill() {
     }
     jobs.all_run();
     jobs.end();
+    for pool in ["gpu", "slot", "disk"] {
+        cluster.all_free(pool);
+    }
+}
+
+/// The ids of all that wait, oldest first.
+fn queue(cluster: &Cluster, site: usize) -> Vec<String> {
+    let queue: Value =
+        serde_json::from_slice(&cluster.run(site, &["queue", "--json"]).stdout).unwrap_or_default();
+    let list = queue.as_array().cloned().unwrap_or_default();
+    list.iter().map(|it| it["id"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Of a pool with one unit, at three sites, one of which is killed for good.
+#[test]
+fn waiters_keep_their_order_when_their_site_is_killed() {
+    for protocol in ["permission", "permission-lazy", "quorum", "roaming"] {
+        let pools = format!("[pools]\nslot = {{ units = 1, protocol = \"{protocol}\" }}\n");
+        let mut cluster = Cluster::start_as(3, TOP, &pools);
+        cluster.members(1, 3);
+        let addresses: Vec<String> = (0..3)
+            .map(|first| [0, 1, 2].map(|it| cluster.http[(first + it) % 3].clone()).join(","))
+            .collect();
+        let mut jobs = Jobs::start(&addresses[0], &[&["slot"]]);
+        let mut waiters = Vec::new();
+        let mut order = Vec::new();
+        for number in 0..6 {
+            let id = format!("wait-{number}");
+            let args = ["run", "slot", "--id", &id, "--", "true"];
+            let mut waiter = command(&addresses[number % 3], &args);
+            waiters.push(waiter.stderr(Stdio::null()).spawn().unwrap());
+            order.push(id);
+            until("it waits", || queue(&cluster, 0).len() == order.len());
+        }
+        // The copies of the last one are made with a tick.
+        std::thread::sleep(Duration::from_millis(500));
+        cluster.kill(1);
+        cluster.members(0, 2);
+        assert_eq!(queue(&cluster, 2), order, "{protocol}");
+        jobs.all_run();
+        jobs.end();
+        for waiter in &mut waiters {
+            assert_eq!(exit_code(waiter), 0, "{protocol}");
+        }
+    }
+}
+
+/// The order of claims counts within a pool. Every third id is of the same one.
+fn by_pool(mut ids: Vec<String>) -> Vec<String> {
+    ids.sort_by_key(|id| {
+        id.rsplit('-').next().and_then(|it| it.parse::<u32>().ok()).map(|it| it % 3)
+    });
+    ids
+}
+
+/// Each site is stopped with SIGTERM and started again. Commands run on, and those that wait keep
+/// their order.
+#[test]
+fn commands_and_waiters_go_on_through_a_rolling_restart() {
+    roll(1);
+}
+
+/// `ROUNDS=50 cargo test -p kofm --test it rolling_restarts -- --ignored --nocapture`.
+#[test]
+#[ignore = "minutes; run it after a change of how sites leave"]
+fn commands_and_waiters_go_on_through_many_rolling_restarts() {
+    roll(std::env::var("ROUNDS").ok().and_then(|it| it.parse().ok()).unwrap_or(50));
+}
+
+fn roll(rounds: usize) {
+    let mut cluster = Cluster::start_as(3, TOP, POOLS);
+    cluster.members(1, 3);
+    settle_down(&cluster);
+    for site in 0..3 {
+        cluster.kill(site);
+        cluster.restart(site);
+        cluster.members(site, 3);
+    }
+    let addresses: Vec<String> = (0..3)
+        .map(|first| [0, 1, 2].map(|it| cluster.http[(first + it) % 3].clone()).join(","))
+        .collect();
+    let wants: [&[&str]; 3] = [&["gpu:6"], &["slot:6"], &["disk:6"]];
+    let mut jobs = Jobs::start(&addresses[1], &wants);
+    let before = units(&leases(&cluster, 0));
+    let mut waiters = Vec::new();
+    let mut order = Vec::new();
+    for (number, pool) in ["gpu", "slot", "disk"].into_iter().cycle().take(9).enumerate() {
+        // Each needs all units, so they are served one after the other.
+        let (id, want) = (format!("wait-{number}"), format!("{pool}:6"));
+        let args = ["run", &want, "--id", &id, "--", "true"];
+        let waiter = command(&addresses[number / 3], &args);
+        let waiter = { waiter }.stderr(Stdio::null()).spawn().unwrap();
+        waiters.push(waiter);
+        order.push(id);
+        until("it waits", || queue(&cluster, 2).len() == order.len());
+    }
+    let places = by_pool(queue(&cluster, 0));
+    for round in 0..rounds {
+        for site in 0..3 {
+            signal(&cluster.sites[site], "TERM");
+            assert_eq!(exit_code(&mut cluster.sites[site]), 0);
+            let other = (site + 1) % 3;
+            jobs.all_run();
+            until("the leases are known", || units(&leases(&cluster, other)) == before);
+            until("the queue is known", || queue(&cluster, other).len() == 9);
+            assert_eq!(by_pool(queue(&cluster, other)), places, "round {round}: s{site} left");
+            cluster.restart(site);
+            cluster.members(site, 3);
+            assert_eq!(by_pool(queue(&cluster, site)), places, "round {round}: s{site} is back");
+        }
+    }
+    for waiter in &mut waiters {
+        assert_eq!(waiter.try_wait().unwrap(), None, "a waiter ended");
+    }
+    jobs.all_run();
+    jobs.end();
+    for waiter in &mut waiters {
+        assert_eq!(exit_code(waiter), 0);
+    }
     for pool in ["gpu", "slot", "disk"] {
         cluster.all_free(pool);
     }
