@@ -53,7 +53,8 @@ pub struct Candidate {
 /// A voter that is lost or leaves is replaced, at most one at a time unless the number of voters
 /// changes. That number never shrinks because sites are silent, only with the number of sites: a
 /// voter without a replacement stays. Zones with few voters come first, then sites with a smaller
-/// number.
+/// number. If nothing else changes and a zone has a majority, one of its voters makes room for a
+/// site of another zone that does not get a majority by it.
 pub fn choose(
     current: &Electorate,
     sites: &BTreeMap<SiteId, Candidate>,
@@ -94,6 +95,18 @@ pub fn choose(
         kept.insert(site, disk);
         gone.remove(&site);
         added += 1;
+    }
+    if kept == *current {
+        let most = kept.len() / 2;
+        let crowded = kept.keys().copied().filter(|site| crowd(&kept, site) > most).last();
+        let free = sites.keys().filter(|site| !kept.contains_key(site));
+        let free = free.filter(|site| crowd(&kept, site) < most);
+        let free = free.filter_map(|site| Some((*site, usable(site)?)));
+        let best = free.min_by_key(|(site, _)| (crowd(&kept, site), *site));
+        if let (Some(crowded), Some((site, disk))) = (crowded, best) {
+            kept.remove(&crowded);
+            kept.insert(site, disk);
+        }
     }
     // The number does not shrink by itself.
     gone.retain(|site, _| sites.contains_key(site));
@@ -224,6 +237,24 @@ mod tests {
         assert!(!voters.contains_key(&lost));
         let inside = voters.keys().filter(|site| zoned[site].zone == "a").count();
         assert!(inside <= 2, "{inside} of zone a");
+    }
+
+    #[test]
+    fn a_zone_with_a_majority_gives_votes_to_zones_without() {
+        let three = ["a", "b", "c", "a", "a", "b", "c"];
+        let zoned = |zones: &[&str]| -> BTreeMap<SiteId, Candidate> {
+            (0..).zip(zones).map(|(number, zone)| site(number, zone)).collect()
+        };
+        // The first five came first.
+        let voters = grown(&zoned(&three[..5]));
+        assert_eq!(numbers(&voters), [0, 1, 2, 3, 4]);
+        let next = choose(&voters, &zoned(&three), Wanted::Automatic);
+        assert_eq!(numbers(&next), [0, 1, 2, 3, 5]);
+        assert_eq!(choose(&next, &zoned(&three), Wanted::Automatic), next);
+        // Of two zones one has the majority, whichever it is.
+        let two = zoned(&["a", "b", "a", "b", "a", "b", "b"]);
+        let voters = grown(&two);
+        assert_eq!(choose(&voters, &two, Wanted::Automatic), voters);
     }
 
     #[test]
