@@ -119,7 +119,9 @@ impl Core {
         let stays = |request: &Request| {
             let Some(lease) = &request.lease else { return false };
             let heals = request.parts.iter().any(|part| self.heals(part));
-            lease.status == Status::Ghost || request.hold == Hold::Embedded || heals && patient
+            let scoped = request.parts.iter().any(|part| self.is_scoped(part));
+            let here = lease.status == Status::Ghost || request.hold == Hold::Embedded;
+            here || scoped || heals && patient
         };
         if ready && others && !sole && !self.stopped && !self.requests.values().any(|it| stays(it))
         {
@@ -129,6 +131,11 @@ impl Core {
 
     pub(super) fn heals(&self, part: &Part) -> bool {
         self.engines.get(part.engine).is_some_and(|it| engine::heals(it.kind))
+    }
+
+    /// Whether not all sites share its pools, so that not every site can go on with it.
+    pub(super) fn is_scoped(&self, part: &Part) -> bool {
+        self.engines.get(part.engine).is_some_and(|it| it.group.scope > 0)
     }
 
     /// Whether what this site does with its requests is in no report any more.
@@ -143,10 +150,11 @@ impl Core {
         let mut keys = self.keys_of(|request| {
             let waits = request.state == State::Queued && !request.once;
             let lease = request.lease.as_ref().is_some_and(|it| it.status != Status::Ghost);
-            let heals = request.parts.iter().any(|part| self.heals(part));
+            let bound = |part: &Part| self.heals(part) || self.is_scoped(part);
+            let bound = request.parts.iter().any(bound);
             let claims = request.parts.iter().any(|part| part.claim.is_some());
             let lease = lease && !self.has(Mutant::HandsOverNoLease);
-            request.hold == Hold::Lease && (waits || lease) && claims && !heals
+            request.hold == Hold::Lease && (waits || lease) && claims && !bound
         });
         keys.retain(|key| self.requests[key].lease.is_some() || !rallies.contains(key));
         keys

@@ -116,7 +116,9 @@ impl Core {
     fn place_of(&self, request: &Request) -> Option<Place> {
         let waits = request.state == State::Queued && request.part == 0 && !request.once;
         let part = request.parts.first().filter(|part| waits && !part.granted)?;
-        if request.hold != Hold::Lease || request.parts.iter().any(|part| self.heals(part)) {
+        if request.hold != Hold::Lease
+            || request.parts.iter().any(|it| self.heals(it) || self.is_scoped(it))
+        {
             return None;
         }
         let survey = self.change.record().surveys.get(part.engine)?;
