@@ -117,9 +117,18 @@ impl Core {
 
     /// After a failed write only a new file with all leases can go on.
     pub(super) fn check_journal(&mut self, written: io::Result<()>) {
-        if let Err(error) = written {
-            warn!(%error, "a write to the file of leases failed: it is written as a whole");
-            self.rewrite_journal();
+        match written {
+            Err(error) => {
+                warn!(%error, "a write to the file of leases failed: it is written as a whole");
+                self.rewrite_journal();
+            }
+            // Another incarnation has begun its file, which the last one could not write.
+            Ok(()) if self.rewrite_at.is_some() && !self.is_journal_behind() => {
+                self.rewrite_at = None;
+                self.change.unrecorded = None;
+                self.change.publish();
+            }
+            Ok(()) => {}
         }
     }
 
