@@ -45,7 +45,7 @@ use crate::output::{say, tell};
 use crate::tables::print_json;
 
 /// How long servers may take to start.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_mins(1);
 /// How much longer than its time a measurement may take.
 const SLACK: Duration = Duration::from_secs(30);
 /// The numbers of clients, unless they are given.
@@ -201,9 +201,9 @@ impl Against {
             })?;
         }
         if self.json {
-            print_json(&report)?
+            print_json(&report)?;
         } else {
-            say(&report.show())
+            say(&report.show());
         }
         report.verdict()
     }
@@ -223,7 +223,7 @@ impl Against {
         if !(1..=100).contains(&self.rounds) {
             return Err(Exit::usage(format!("--rounds {}: write 1 to 100", self.rounds)));
         }
-        let (min, max) = (Duration::from_millis(10), Duration::from_secs(60));
+        let (min, max) = (Duration::from_millis(10), Duration::from_mins(1));
         if !(min..=max).contains(&self.time) {
             return Err(Exit::usage("--time: with --against, write 10ms to 60s"));
         }

@@ -130,8 +130,8 @@ impl Client {
         put_bytes(2, &second, &mut ask);
         let answer = self.call("/etcdserverpb.KV/Txn", &ask).await?;
         let revision = find_number(find(&answer, 1)?, 3)?;
-        let responses = fields(&answer)?.into_iter().filter(|it| it.0 == 3);
-        let list = responses.last().ok_or_else(|| malformed("etcd: no list of keys"))?;
+        let mut responses = fields(&answer)?.into_iter().filter(|it| it.0 == 3);
+        let list = responses.next_back().ok_or_else(|| malformed("etcd: no list of keys"))?;
         Ok((revision, keys(find(list.1.bytes()?, 1)?, revision)?))
     }
 

@@ -49,15 +49,15 @@ async fn converse(stream: Arc<TcpStream>, pools: &Pools) -> io::Result<()> {
         }
         let (frames, rest) = buffer.as_chunks::<FRAME>();
         for frame in frames {
-            obey(frame, &stream, pools)?;
+            obey(*frame, &stream, pools)?;
         }
         buffer = rest.to_vec();
         buffer.reserve(64 * FRAME);
     }
 }
 
-fn obey(frame: &[u8; FRAME], stream: &Arc<TcpStream>, pools: &Pools) -> io::Result<()> {
-    let [verb, _, a, b, units @ ..] = *frame;
+fn obey(frame: [u8; FRAME], stream: &Arc<TcpStream>, pools: &Pools) -> io::Result<()> {
+    let [verb, _, a, b, units @ ..] = frame;
     let (number, units) = (u16::from_le_bytes([a, b]), u32::from_le_bytes(units));
     let (k, capacity) = (units >> 16, units & 0xffff);
     let mut pools = pools.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,13 +68,13 @@ fn obey(frame: &[u8; FRAME], stream: &Arc<TcpStream>, pools: &Pools) -> io::Resu
         RELEASE => {
             pool.free += k;
             // A socket that was just read has room for one frame.
-            stream.try_write(frame)?;
+            stream.try_write(&frame)?;
         }
         _ => return Err(super::wire::malformed("unknown verb")),
     }
     while let Some((k, waiting)) = pool.queue.pop_front_if(|it| it.0 <= pool.free) {
         pool.free -= k;
-        waiting.try_write(frame).ok();
+        waiting.try_write(&frame).ok();
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! A client of PostgreSQL, by version 3.0 of its protocol, for advisory locks.
+//! A client of `PostgreSQL`, by version 3.0 of its protocol, for advisory locks.
 //!
 //! Recipe: a pool of M units is M advisory locks. A client locks its own one if there are enough
 //! for all clients. Otherwise it asks for any lock that is free, and if none is, it waits for one
-//! of them, chosen by its number. Locks belong to sessions: PostgreSQL releases those of a client
+//! of them, chosen by its number. Locks belong to sessions: `PostgreSQL` releases those of a client
 //! that dies. Statements are prepared, and values are binary. There is no recipe for several units
 //! at once.
 
@@ -121,8 +121,8 @@ async fn result(wire: &mut Wire) -> io::Result<Vec<u8>> {
         match kind {
             b'Z' => return trouble.map_or(Ok(row), Err),
             b'E' => {
-                let fields = body.split(|byte| *byte == 0);
-                let text = fields.filter_map(|field| field.strip_prefix(b"M")).next();
+                let mut fields = body.split(|byte| *byte == 0);
+                let text = fields.find_map(|field| field.strip_prefix(b"M"));
                 let text = String::from_utf8_lossy(text.unwrap_or(b"unknown error")).into_owned();
                 if row.is_empty() && text.contains("starting up") {
                     return Err(malformed("postgres: starting up"));

@@ -1,5 +1,6 @@
 //! The result of a comparison: as JSON, and as tables.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -25,7 +26,8 @@ pub(super) struct Report {
 struct Version {
     system: &'static str,
     servers: usize,
-    version: String,
+    #[serde(rename = "version")]
+    text: String,
 }
 
 /// A system that is not installed.
@@ -97,7 +99,7 @@ impl Report {
         let version = |it: &Running| Version {
             system: it.system.name(),
             servers: it.addresses.len(),
-            version: it.version.clone(),
+            text: it.version.clone(),
         };
         Self {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -209,15 +211,15 @@ impl Report {
             Some(format!("{}/{}", latency.0, latency.1))
         });
         for it in &self.versions {
-            text.push_str(&format!("{} x{}: {}\n", it.system, it.servers, it.version));
+            let _ = writeln!(text, "{} x{}: {}", it.system, it.servers, it.text);
         }
         for it in &self.missing {
-            text.push_str(&format!("{}: not installed; on Debian: {}\n", it.system, it.install));
+            let _ = writeln!(text, "{}: not installed; on Debian: {}", it.system, it.install);
         }
         for it in &self.cells {
             for error in &it.errors {
                 let (row, cell, clients) = (it.row.title(), it.cell.title(), it.clients);
-                text.push_str(&format!("{row}, {cell}, {clients} clients: {error}\n"));
+                let _ = writeln!(text, "{row}, {cell}, {clients} clients: {error}");
             }
         }
         text

@@ -100,7 +100,7 @@ impl Session {
             Self::Etcd(client) => client.acquire(k).await?,
             Self::Zookeeper(client) => client.acquire(k).await?,
             Self::Fast { client, pool, guard } => {
-                *guard = Some(client.acquire(&ask(pool, k)).await?)
+                *guard = Some(client.acquire(&ask(pool, k)).await?);
             }
             Self::Http { client, pool, lease } => {
                 let request = client.wait(client.submit(&ask(pool, k)).await?).await?;

@@ -82,7 +82,9 @@ impl System {
                 let version = jar_version().unwrap_or_else(|| "of unknown version".to_owned());
                 format!("ZooKeeper {version}, {text}")
             }
-            _ => text,
+            Self::All | Self::Floor | Self::Redis | Self::Postgres | Self::Etcd | Self::Kofm => {
+                text
+            }
         };
         Some((program, version))
     }
@@ -299,7 +301,8 @@ impl Running {
             let state = self.dir.join(format!("s{me}"));
             let text = format!(
                 "cluster = \"bench\"\nsite = \"s{me}\"\nhttp = \"127.0.0.1:0\"\n\
-                 state_dir = {state:?}\n[members]\n{members}{pools}"
+                 state_dir = \"{}\"\n[members]\n{members}{pools}",
+                state.display()
             );
             let path = self.dir.join(format!("s{me}.toml"));
             std::fs::write(&path, text)?;

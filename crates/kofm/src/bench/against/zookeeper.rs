@@ -1,6 +1,6 @@
-//! A client of ZooKeeper, by its protocol: records of Jute behind a length.
+//! A client of `ZooKeeper`, by its protocol: records of Jute behind a length.
 //!
-//! Recipe, the one of ZooKeeper's documentation, for k units: create an ephemeral, sequential node
+//! Recipe, the one of its documentation, for k units: create an ephemeral, sequential node
 //! whose name begins with k; list the nodes; the units are held if the sum of k up to this node is
 //! M at most. Otherwise wait and list again: for the node before it if M = 1, for any change of the
 //! list if not. The nodes of a client that dies go with its session.
@@ -162,7 +162,7 @@ impl Client {
     }
 }
 
-/// The number that ZooKeeper gave a node.
+/// The number that `ZooKeeper` gave a node.
 fn sequence(node: &str) -> u64 {
     node.rsplit('-').next().and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
 }
