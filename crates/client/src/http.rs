@@ -69,6 +69,7 @@ impl Connection {
     }
 
     /// The stream after an upgrade, and the bytes that came with the answer.
+    #[cfg(feature = "fast")]
     pub(crate) fn into_parts(self) -> (Box<dyn Stream>, BytesMut) {
         (self.stream, self.buffer)
     }
