@@ -147,7 +147,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     }
     let cluster = args.lab.cluster(kind)?;
     if cluster.sites > 64 {
-        return Err(Exit::usage("--sites: the checker takes at most 64, and hopes for 3"));
+        let text = "--sites: must be at most 64; complete exploration is practical up to 3 or 4";
+        return Err(Exit::usage(text));
     }
     if args.from.is_some() {
         let title = lab::title(kind, &cluster) + &args.lab.shape(&cluster);
