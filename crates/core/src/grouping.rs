@@ -57,7 +57,14 @@ struct Plan {
     /// Pairs of competitors, the holder of their fork first, where it is not the smaller one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     forks: Vec<(SiteId, SiteId)>,
+    /// Pairs of copies that cannot work at once, the one that leads first, where that is not the
+    /// smaller group. A copy is a process in one of its groups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    arcs: Vec<(Copied, Copied)>,
 }
+
+/// A process in one of its groups.
+pub type Copied = (SiteId, GroupId);
 
 /// Why a grouping makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +85,8 @@ pub enum GroupingError {
     Rivals(GroupId, SiteId, SiteId),
     /// A fork between processes that do not compete.
     Fork(SiteId, SiteId),
+    /// An arc between processes that do not compete, or groups that they are not in.
+    Arc(SiteId, SiteId),
     /// More pairs of competitors than a cluster can keep books of.
     TooManyRivals,
 }
@@ -108,6 +117,9 @@ impl fmt::Display for GroupingError {
                 "{a} and {b} of group {group} need the same resource: they can never work together"
             ),
             Self::Fork(a, b) => write!(f, "{a} and {b} do not compete: there is no fork"),
+            Self::Arc(a, b) => {
+                write!(f, "{a} and {b} have no two groups that compete: there is no arc")
+            }
             Self::TooManyRivals => {
                 write!(f, "more than {} pairs of competitors", Grouping::RIVALS)
             }
@@ -121,6 +133,9 @@ impl TryFrom<Plan> for Grouping {
         let mut grouping = Self::new(plan.needs, plan.members)?;
         for (holder, other) in plan.forks {
             grouping = grouping.with_fork(holder, other)?;
+        }
+        for ((a, g), (b, h)) in plan.arcs {
+            grouping = grouping.with_arc((a, Some(g)), (b, Some(h)))?;
         }
         Ok(grouping)
     }
@@ -197,7 +212,7 @@ impl Grouping {
             let idle = u16::try_from(idle).expect("processes are fewer than 2^16");
             return Err(GroupingError::Idle(SiteId(idle)));
         }
-        Ok(Self(Arc::new(Plan { needs, members, forks: Vec::new() })))
+        Ok(Self(Arc::new(Plan { needs, members, forks: Vec::new(), arcs: Vec::new() })))
     }
 
     /// The same, with the fork between two competitors at `holder` to begin with.
@@ -212,6 +227,42 @@ impl Grouping {
             plan.forks.sort_unstable();
         }
         Ok(Self(Arc::new(plan)))
+    }
+
+    /// The same, with arcs to begin with that point at the first of two processes: it leads, for
+    /// this group of its own or for all, this group of the other or all. Arcs that disagree are not
+    /// refused: they are what the paper's Figure 5 shows.
+    pub fn with_arc(
+        self,
+        (leader, of): (SiteId, Option<GroupId>),
+        (other, over): (SiteId, Option<GroupId>),
+    ) -> Result<Self, GroupingError> {
+        let compete = if leader == other { of != over } else { self.compete(leader, other) };
+        let copies = |site: SiteId, only: Option<GroupId>| -> Vec<Copied> {
+            let groups = self.of(site).into_iter();
+            groups.filter(|&g| only.is_none_or(|only| only == g)).map(|g| (site, g)).collect()
+        };
+        let (ours, theirs) = (copies(leader, of), copies(other, over));
+        if !compete || ours.is_empty() || theirs.is_empty() {
+            return Err(GroupingError::Arc(leader, other));
+        }
+        let mut plan = Arc::unwrap_or_clone(self.0);
+        for &a in &ours {
+            for &b in theirs.iter().filter(|b| **b != a) {
+                plan.arcs.retain(|&(x, y)| (x, y) != (a, b) && (x, y) != (b, a));
+                if a.1 > b.1 {
+                    plan.arcs.push((a, b));
+                }
+            }
+        }
+        plan.arcs.sort_unstable();
+        Ok(Self(Arc::new(plan)))
+    }
+
+    /// Whether a copy of a process leads another one before any group has worked.
+    pub fn leads_first(&self, a: Copied, b: Copied) -> bool {
+        let said = |a, b| self.0.arcs.binary_search(&(a, b)).is_ok();
+        said(a, b) || a.1 <= b.1 && !said(b, a)
     }
 
     /// What is assumed where nobody says otherwise: neighbours work in pairs, around, and process i

@@ -55,7 +55,7 @@ pub mod topology;
 mod types;
 pub mod voting;
 
-pub use grouping::{GroupId, Grouping, GroupingError};
+pub use grouping::{Copied, GroupId, Grouping, GroupingError};
 pub use protocol::{
     Blocker, Census, Effect, EffectOf, Effects, EffectsOf, Head, Input, InputOf, PeerFault, Price,
     Profile, Protocol, Rejection, SURVIVES, Service, step,

@@ -41,6 +41,8 @@ struct File {
     group: Vec<Group>,
     #[serde(default)]
     fork: Vec<Fork>,
+    #[serde(default)]
+    arc: Vec<Arc>,
 }
 
 #[derive(Deserialize)]
@@ -62,6 +64,17 @@ struct Group {
 struct Fork {
     holder: String,
     other: String,
+}
+
+/// An arc that points at the process which goes first.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Arc {
+    from: String,
+    to: String,
+    /// The group of each that it is about, if the process is in several.
+    from_group: Option<String>,
+    to_group: Option<String>,
 }
 
 /// Reads a file with `[[process]]` and `[[group]]` tables; says what is wrong with it.
@@ -119,6 +132,18 @@ fn parse(text: &str) -> Result<(Grouping, Names), String> {
         let (holder, other) = (site(&fork.holder, "a fork")?, site(&fork.other, "a fork")?);
         grouping = grouping.with_fork(holder, other).map_err(told)?;
     }
+    let group = |name: &Option<String>| match name {
+        None => Ok(None),
+        Some(name) => match names.groups.iter().position(|known| known == name) {
+            Some(place) => Ok(u16::try_from(place).ok().map(GroupId)),
+            None => Err(format!("an arc names `{name}`, which is not a group")),
+        },
+    };
+    for arc in &file.arc {
+        let (from, to) = (site(&arc.from, "an arc")?, site(&arc.to, "an arc")?);
+        let (over, of) = (group(&arc.from_group)?, group(&arc.to_group)?);
+        grouping = grouping.with_arc((to, of), (from, over)).map_err(told)?;
+    }
     Ok((grouping, names))
 }
 
@@ -142,6 +167,11 @@ fn told(error: &GroupingError, names: &Names) -> String {
         GroupingError::Fork(a, b) => {
             format!("{} and {} do not compete: there is no fork", process(a), process(b))
         }
+        GroupingError::Arc(a, b) => format!(
+            "{} and {} have no two groups that compete: there is no arc",
+            process(a),
+            process(b)
+        ),
         GroupingError::Size | GroupingError::UnknownProcess(..) | GroupingError::TooManyRivals => {
             error.to_string()
         }
@@ -276,6 +306,16 @@ mod tests {
             (
                 two.clone() + &group("ga", "'p1','p2'") + "[[fork]]\nholder='p1'\nother='p2'\n",
                 "do not compete",
+            ),
+            (
+                two.clone() + &group("ga", "'p1','p2'") + "[[arc]]\nfrom='p1'\nto='p2'\n",
+                "there is no arc",
+            ),
+            (
+                two.clone()
+                    + &group("ga", "'p1','p2'")
+                    + "[[arc]]\nfrom='p1'\nto='p2'\nto_group='gz'\n",
+                "`gz`, which is not a group",
             ),
             (two + "[[groups]]\n", "unknown field"),
         ];

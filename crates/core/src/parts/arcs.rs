@@ -45,7 +45,8 @@ struct Stand {
 }
 
 impl Arcs {
-    /// The arcs of `me` before anybody has worked: the smaller group leads.
+    /// The arcs of `me` before anybody has worked: the smaller group leads, unless the grouping says
+    /// otherwise.
     pub fn new(me: SiteId, grouping: &Grouping) -> Self {
         let groups = grouping.of(me);
         let rivals = grouping.rivals(me);
@@ -55,7 +56,8 @@ impl Arcs {
             copies.extend(grouping.of(rival).into_iter().map(|group| (rival, group)));
             begins.push(copies.len());
         }
-        let row = |&own: &GroupId| copies.iter().map(move |copy| own <= copy.1);
+        let row =
+            |&own: &GroupId| copies.iter().map(move |&copy| grouping.leads_first((me, own), copy));
         let leads = groups.iter().flat_map(row).collect();
         let stand = Stand { me, grouping: grouping.clone(), groups, rivals, copies, begins };
         Self { place: Place(Arc::new(stand)), leads }
