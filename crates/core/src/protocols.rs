@@ -74,6 +74,8 @@ protocols! {
     1001 quorum_as_printed::QuorumAsPrinted;
     /// Baldoni 1994 with handlers that do not: a late question is answered for the wrong request.
     1002 quorum_as_printed_inquire::QuorumAsPrintedInquire;
+    /// Baldoni 1994 (v), Singhal 1991: of each two sites one asks the other.
+    1016 quorum_as_printed_singhal::QuorumAsPrintedSinghal;
     /// Raynal 1992 §3.2: a semaphore whose count travels with a token.
     16 sem_token::SemToken;
     /// Raynal 1992 §3.3, corrected: a semaphore whose sites permit and count.
