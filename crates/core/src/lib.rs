@@ -51,6 +51,7 @@ pub mod parts;
 mod protocol;
 pub mod protocols;
 pub mod quorums;
+pub mod readings;
 pub mod topology;
 mod types;
 pub mod voting;
@@ -61,4 +62,5 @@ pub use protocol::{
     Profile, Protocol, Rejection, SURVIVES, Service, step,
 };
 pub use protocols::{Kind, ProtocolId, Visitor};
+pub use readings::Fault;
 pub use types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};

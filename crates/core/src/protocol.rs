@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::epoch::Survey;
+use crate::readings::Fault;
 use crate::types::{Clock, Cluster, Demand, Fence, PoolId, SiteId, Stamp, Unit, Units};
 
 /// A protocol at one site: a plain value with no clock, no I/O and no randomness.
@@ -72,6 +73,8 @@ pub trait Protocol: Clone + Debug + Eq + Hash + Send + 'static {
     /// release, and timers are for what got lost: the checker lets them fire only where nothing
     /// else can happen and somebody waits.
     const PERPETUAL: bool = false;
+    /// The faults that a reading of this listing may have: see [`crate::readings`].
+    const FAULTS: &'static [Fault] = &[];
     /// A timer that is armed from the beginning and due at once.
     fn alarm(&self) -> Option<Self::Timer> {
         None

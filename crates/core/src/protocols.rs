@@ -47,6 +47,13 @@ macro_rules! protocols {
                 }
             }
 
+            /// The faults that a reading of this listing may have.
+            pub const fn faults(self) -> &'static [crate::Fault] {
+                match self {
+                    $(Self::$protocol => <$module::$protocol as crate::Protocol>::FAULTS,)*
+                }
+            }
+
             /// What it can do and what it costs.
             pub const fn profile(self) -> crate::Profile {
                 match self {
@@ -78,6 +85,8 @@ protocols! {
     1016 quorum_as_printed_singhal::QuorumAsPrintedSinghal;
     /// Raynal 1992 §3.2: a semaphore whose count travels with a token.
     16 sem_token::SemToken;
+    /// Raynal 1992 §3.2 to the letter: the token goes along a fixed tree, or round a ring.
+    1015 sem_token_as_printed::SemTokenAsPrinted;
     /// Raynal 1992 §3.3, corrected: a semaphore whose sites permit and count.
     17 sem_permission::SemPermission;
     /// Raynal 1992, annex, to the letter: nobody waits for permissions.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::grouping::{Grouping, GroupingError};
 use crate::parts::SiteSet;
 use crate::quorums::Arbitration;
+use crate::readings::Fault;
 use crate::topology::Topology;
 
 /// One member of the cluster, numbered from 0.
@@ -320,6 +321,13 @@ pub struct Cluster {
     /// [`Plan::keeps`](crate::epoch::Plan::keeps). Protocols do not look here.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub keeps: BTreeSet<PoolId>,
+    /// The faults that a published listing is run with; as printed where nothing is said. No
+    /// configuration of sites has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reading: Option<BTreeSet<Fault>>,
+    /// The x of raz(x), for semaphores that reset their counters; no configuration of sites has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset: Option<u32>,
 }
 
 impl Cluster {
@@ -336,6 +344,8 @@ impl Cluster {
             groups: None,
             out: BTreeSet::new(),
             keeps: BTreeSet::new(),
+            reading: None,
+            reset: None,
         }
     }
 

@@ -59,6 +59,7 @@ struct Doing {
 
 /// What travels between members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "few frames exist at once, most of a protocol")]
 pub enum Frame<M> {
     /// Of the machine.
     Change(Message<Cluster>),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::Survey;
 use crate::parts::SiteSet;
 use crate::protocol::{Blocker, Effects, EffectsOf, Head, PeerFault, Profile, Protocol, Rejection};
+use crate::readings::Fault;
 use crate::types::{Clock, Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// No count of units gets here; a larger one is somebody's fault and is refused.
@@ -24,6 +25,13 @@ pub trait Semaphore: Clone + Debug + Eq + Hash + Send + 'static {
     /// What its sites say to each other.
     type Message: Clone + Debug + Ord + Hash + Serialize + DeserializeOwned + Send + 'static;
 
+    /// Whether messages go round forever, also where no site has a claim.
+    const PERPETUAL: bool = false;
+    /// The faults that a reading of this listing may have.
+    const FAULTS: &'static [Fault] = &[];
+
+    /// What a perpetual one does first.
+    fn wake(&mut self, _out: &mut Out<'_, Self::Message>) {}
     /// The semaphore `pool` at `me`, with its first value.
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self;
     /// Another first value, before anything happens: what was left when an epoch began.
@@ -131,6 +139,19 @@ impl<S: Semaphore> Protocol for Semaphores<S> {
 
     type Message = About<S::Message>;
     type Timer = ();
+
+    const PERPETUAL: bool = S::PERPETUAL;
+    const FAULTS: &'static [Fault] = S::FAULTS;
+
+    fn alarm(&self) -> Option<()> {
+        S::PERPETUAL.then_some(())
+    }
+
+    fn on_timer(&mut self, (): (), out: &mut EffectsOf<Self>) {
+        for pool in (0..).map(PoolId).take(self.list.len()) {
+            self.with(pool, out, Semaphore::wake);
+        }
+    }
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         let pools = (0..).map(PoolId).zip(&cluster.pools);

@@ -92,6 +92,8 @@ pub struct ByPermission<R = Sound> {
     claims: BTreeMap<Stamp, Own>,
     /// Requests of others that own older claims hold up.
     held_up: BTreeMap<Stamp, Units>,
+    /// Counters are set back by this much once they have reached it.
+    reset: i64,
     rules: PhantomData<R>,
 }
 
@@ -157,6 +159,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
             taken: 0,
             claims: BTreeMap::new(),
             held_up: BTreeMap::new(),
+            reset: cluster.reset.map_or(R::RESET, i64::from),
             rules: PhantomData,
         }
     }
@@ -258,7 +261,7 @@ impl<R: Rules> Semaphore for ByPermission<R> {
         own.missing.is_empty().then(|| Head {
             claim,
             missing: missing(own.units, self.value()),
-            taken: (R::RESET == SELDOM).then_some(self.taken),
+            taken: (self.reset == SELDOM).then_some(self.taken),
         })
     }
 
@@ -334,9 +337,9 @@ impl<R: Rules> ByPermission<R> {
             out.grant(claim);
             self.let_pass(out);
         }
-        if self.added >= R::RESET && self.taken >= R::RESET {
-            self.added -= R::RESET;
-            self.taken -= R::RESET;
+        if self.added >= self.reset && self.taken >= self.reset {
+            self.added -= self.reset;
+            self.taken -= self.reset;
         }
     }
 

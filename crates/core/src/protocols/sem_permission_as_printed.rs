@@ -35,46 +35,23 @@
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt::Debug;
-use core::hash::Hash;
-use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
 use crate::parts::semaphores::{Out, Semaphore, at_least_one, check_added, missing, moved, room};
 use crate::parts::{Semaphores, SiteSet};
 use crate::protocol::{Blocker, Head, PeerFault, Price, Profile, Rejection, Service};
+use crate::readings::{Fault, Faults};
 use crate::types::{Cluster, PoolId, SiteId, Stamp, Units};
 
-/// A fault of the listing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// `attendus` begins empty and nothing is ever put in.
-    AwaitsNobody,
-    /// A request carries `h` and not `dernier`.
-    StampedByClock,
-}
-
-/// Which faults are kept.
-pub trait Reading: Clone + Debug + Eq + Hash + Send + 'static {
-    /// The faults.
-    const FAULTS: &'static [Fault];
-}
-
-/// All of them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Literal;
-
-impl Reading for Literal {
-    const FAULTS: &'static [Fault] = &[Fault::AwaitsNobody, Fault::StampedByClock];
-}
+const PRINTED: &[Fault] = &[Fault::AwaitsNobody, Fault::StampedByClock];
 
 /// The protocol.
 pub type SemPermissionAsPrinted = Semaphores<Annex>;
 
 /// The listing's variables, with its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Annex<R = Literal> {
+pub struct Annex {
     i: SiteId,
     n: u16,
     pool: PoolId,
@@ -87,7 +64,7 @@ pub struct Annex<R = Literal> {
     differe: BTreeMap<SiteId, (u64, Units)>,
     nv: i64,
     np: i64,
-    reading: PhantomData<R>,
+    faults: Faults,
 }
 
 /// What sites say to each other.
@@ -109,7 +86,7 @@ pub enum Message {
     },
 }
 
-impl<R: Reading> Semaphore for Annex<R> {
+impl Semaphore for Annex {
     const NAME: &'static str = "sem-permission-as-printed";
     const PROFILE: Profile = Profile {
         source: "Raynal 1992, annex, as printed",
@@ -125,6 +102,8 @@ impl<R: Reading> Semaphore for Annex<R> {
 
     type Message = Message;
 
+    const FAULTS: &'static [Fault] = PRINTED;
+
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self {
         Self {
             i: me,
@@ -138,7 +117,7 @@ impl<R: Reading> Semaphore for Annex<R> {
             differe: BTreeMap::new(),
             nv: 0,
             np: 0,
-            reading: PhantomData,
+            faults: Faults::new(cluster.reading.as_ref(), PRINTED),
         }
     }
 
@@ -152,11 +131,11 @@ impl<R: Reading> Semaphore for Annex<R> {
         }
         self.dedans = Some((claim, k));
         self.dernier = self.h + 1;
-        let h = if has::<R>(Fault::StampedByClock) { self.h } else { self.dernier };
+        let h = if self.faults.has(Fault::StampedByClock) { self.h } else { self.dernier };
         for j in self.others() {
             out.send(j, claim, Message::Requete { k, h });
         }
-        if !has::<R>(Fault::AwaitsNobody) {
+        if !self.faults.has(Fault::AwaitsNobody) {
             self.attendus = self.others().collect();
         }
         self.go_on(out);
@@ -182,7 +161,7 @@ impl<R: Reading> Semaphore for Annex<R> {
     ) -> Result<(), PeerFault> {
         match message {
             Message::Permission => {
-                if !self.attendus.remove(j) && !has::<R>(Fault::AwaitsNobody) {
+                if !self.attendus.remove(j) && !self.faults.has(Fault::AwaitsNobody) {
                     return Err(PeerFault::Unexpected("a permission that was not asked for"));
                 }
             }
@@ -235,12 +214,12 @@ impl<R: Reading> Semaphore for Annex<R> {
     }
 }
 
-impl<R: Reading> Annex<R> {
+impl Annex {
     fn vs(&self) -> i64 {
         self.s0 + self.nv - self.np
     }
 
-    fn others(&self) -> impl Iterator<Item = SiteId> + use<R> {
+    fn others(&self) -> impl Iterator<Item = SiteId> + use<> {
         let i = self.i;
         (0..self.n).map(SiteId).filter(move |&j| j != i)
     }
@@ -257,8 +236,4 @@ impl<R: Reading> Annex<R> {
             self.np += i64::from(k.0);
         }
     }
-}
-
-fn has<R: Reading>(fault: Fault) -> bool {
-    R::FAULTS.contains(&fault)
 }

@@ -98,6 +98,8 @@ pub struct ByQuorum<R = Sound> {
     claims: BTreeMap<Stamp, Units>,
     /// The own claim whose turn it is.
     turn: Option<Stamp>,
+    /// Counters are set back by this much once they have reached it.
+    reset: i64,
     rules: PhantomData<R>,
 }
 
@@ -157,6 +159,7 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
             turns: Quorum::new(me, &one_turn(cluster, pool)),
             claims: BTreeMap::new(),
             turn: None,
+            reset: cluster.reset.map_or(R::RESET, i64::from),
             rules: PhantomData,
         }
     }
@@ -250,7 +253,7 @@ impl<R: Rules> Semaphore for ByQuorum<R> {
     fn head(&self) -> Option<Head> {
         let claim = self.turn?;
         let units = self.claims.get(&claim).copied().unwrap_or(Units(u32::MAX));
-        let resets = i64::from(self.count.resets).checked_mul(R::RESET);
+        let resets = i64::from(self.count.resets).checked_mul(self.reset);
         Some(Head {
             claim,
             missing: missing(units, self.value()),
@@ -313,7 +316,7 @@ impl<R: Rules> ByQuorum<R> {
     fn hear(&mut self, heard: Count) -> Result<(), PeerFault> {
         let implausible = PeerFault::Unexpected("a count that nobody can have");
         let ahead = i64::from(heard.resets) - i64::from(self.count.resets);
-        let shift = ahead.checked_mul(R::RESET).ok_or_else(|| implausible.clone())?;
+        let shift = ahead.checked_mul(self.reset).ok_or_else(|| implausible.clone())?;
         let (shift, resets) = if R::SLIP == Some(Slip::UncountedResets) {
             (0, self.count.resets)
         } else {
@@ -340,10 +343,10 @@ impl<R: Rules> ByQuorum<R> {
             if R::SLIP != Some(Slip::TakesUncounted) {
                 self.count.taken += i64::from(units.0);
             }
-            if self.count.taken >= R::RESET {
-                self.count.taken -= R::RESET;
+            if self.count.taken >= self.reset {
+                self.count.taken -= self.reset;
                 self.count.resets += 1;
-                self.added -= R::RESET;
+                self.added -= self.reset;
             }
             self.turn = None;
             out.grant(claim);

@@ -41,9 +41,6 @@
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt::Debug;
-use core::hash::Hash;
-use core::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
@@ -52,49 +49,18 @@ use super::sem_quorum::one_turn;
 use crate::parts::semaphores::{Out, Semaphore, at_least_one, check_added, missing, moved, room};
 use crate::parts::{Semaphores, SiteSet};
 use crate::protocol::{Blocker, Head, PeerFault, Profile, Rejection, Service};
+use crate::readings::{Fault, Faults};
 use crate::types::{Clock, Cluster, PoolId, SiteId, Stamp, Units};
 
-/// A fault of the text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A permission is never asked for back.
-    NoCallBack,
-    /// A permission that is given back unused overwrites the arbiter's count.
-    YieldWrites,
-    /// Site i is claimant and arbiter with one np: a release that arrives while it is inside
-    /// overwrites what it has collected.
-    OneVariable,
-    /// raz(x) lowers counts and says nothing about those on their way.
-    MixedScales,
-    /// One variable vs for nv and np; permissions carry it, the smallest wins, and it replaces the
-    /// arbiter's.
-    OneValue,
-}
-
-/// Which faults are kept.
-pub trait Reading: Clone + Debug + Eq + Hash + Send + 'static {
-    /// The faults.
-    const FAULTS: &'static [Fault];
-    /// The x of raz(x), if it is used.
-    const RAZ: Option<i64> = None;
-    /// Whom each site asks, where that is not for the cluster to say.
-    const QUORUMS: Option<&'static [&'static [u16]]> = None;
-}
-
 /// What is written: no call-back.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Literal;
-
-impl Reading for Literal {
-    const FAULTS: &'static [Fault] = &[Fault::NoCallBack, Fault::OneVariable];
-}
+const PRINTED: &[Fault] = &[Fault::NoCallBack, Fault::OneVariable];
 
 /// The protocol.
 pub type SemQuorumAsPrinted = Semaphores<Text>;
 
 /// The text's variables, with its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Text<R = Literal> {
+pub struct Text {
     i: SiteId,
     n: u16,
     pool: PoolId,
@@ -117,7 +83,9 @@ pub struct Text<R = Literal> {
     /// The arbiter: whom it has permitted, whether it has inquired, and who waits.
     granted: Option<(Stamp, bool)>,
     waiting: BTreeSet<Stamp>,
-    reading: PhantomData<R>,
+    faults: Faults,
+    /// The x of raz(x), where it is used.
+    raz: Option<i64>,
 }
 
 /// What sites say to each other.
@@ -165,7 +133,7 @@ pub enum Message {
     Acquit,
 }
 
-impl<R: Reading> Semaphore for Text<R> {
+impl Semaphore for Text {
     const NAME: &'static str = "sem-quorum-as-printed";
     const PROFILE: Profile = Profile {
         source: "Raynal 1992, §3.4, as printed",
@@ -181,17 +149,23 @@ impl<R: Reading> Semaphore for Text<R> {
 
     type Message = Message;
 
+    const FAULTS: &'static [Fault] = &[
+        Fault::NoCallBack,
+        Fault::YieldWrites,
+        Fault::OneVariable,
+        Fault::MixedScales,
+        Fault::OneValue,
+    ];
+
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self {
+        let faults = Faults::new(cluster.reading.as_ref(), PRINTED);
         Self {
             i: me,
             n: cluster.sites,
             pool,
             s0: i64::from(cluster.pools[pool.index()].0),
-            q: match R::QUORUMS {
-                Some(sets) => sets[me.index()].iter().copied().map(SiteId).collect(),
-                None => request_sets(me, &one_turn(cluster, pool)).swap_remove(0).arbiters,
-            },
-            nv: if has::<R>(Fault::OneValue) { cluster.pools[pool.index()].0.into() } else { 0 },
+            q: request_sets(me, &one_turn(cluster, pool)).swap_remove(0).arbiters,
+            nv: if faults.has(Fault::OneValue) { cluster.pools[pool.index()].0.into() } else { 0 },
             np: 0,
             collected: 0,
             claim: None,
@@ -202,7 +176,8 @@ impl<R: Reading> Semaphore for Text<R> {
             resets: 0,
             granted: None,
             waiting: BTreeSet::new(),
-            reading: PhantomData,
+            faults,
+            raz: cluster.reset.map(i64::from),
         }
     }
 
@@ -215,7 +190,7 @@ impl<R: Reading> Semaphore for Text<R> {
             return out.reject(claim, Rejection::OneAtATime);
         }
         self.claim = Some((claim, k));
-        self.collected = if has::<R>(Fault::OneValue) { i64::MAX } else { 0 };
+        self.collected = if self.faults.has(Fault::OneValue) { i64::MAX } else { 0 };
         self.tell_quorum(claim, &Message::Requete { ts: claim }, out);
         self.go_on(out);
     }
@@ -257,7 +232,8 @@ impl<R: Reading> Semaphore for Text<R> {
 
     fn head(&self) -> Option<Head> {
         let (claim, k) = self.claim.filter(|_| self.inside && !self.taken)?;
-        let taken = (R::RAZ.is_none() && !has::<R>(Fault::OneValue)).then_some(self.collected);
+        let taken =
+            (self.raz.is_none() && !self.faults.has(Fault::OneValue)).then_some(self.collected);
         Some(Head { claim, missing: missing(k, self.value()), taken })
     }
 
@@ -271,14 +247,14 @@ impl<R: Reading> Semaphore for Text<R> {
     }
 }
 
-impl<R: Reading> Text<R> {
-    fn others(&self) -> impl Iterator<Item = SiteId> + use<R> {
+impl Text {
+    fn others(&self) -> impl Iterator<Item = SiteId> + use<> {
         let i = self.i;
         (0..self.n).map(SiteId).filter(move |&j| j != i)
     }
 
     fn value(&self) -> i64 {
-        if has::<R>(Fault::OneValue) {
+        if self.faults.has(Fault::OneValue) {
             self.nv.min(self.collected)
         } else {
             self.s0 + self.nv - self.collected
@@ -337,7 +313,7 @@ impl<R: Reading> Text<R> {
                 if self.claim.is_some_and(|own| own.0 == ts) {
                     self.permissions.insert(j);
                     let np = self.scaled(np);
-                    let last = has::<R>(Fault::OneValue);
+                    let last = self.faults.has(Fault::OneValue);
                     self.collected =
                         if last { self.collected.min(np) } else { self.collected.max(np) };
                 }
@@ -352,7 +328,7 @@ impl<R: Reading> Text<R> {
             }
             Message::Yield { ts, np } => {
                 if self.granted.is_some_and(|granted| granted.0 == ts) {
-                    if has::<R>(Fault::YieldWrites) {
+                    if self.faults.has(Fault::YieldWrites) {
                         self.np = self.scaled(np);
                     }
                     self.granted = None;
@@ -363,10 +339,13 @@ impl<R: Reading> Text<R> {
             Message::Retour { ts, np } => {
                 if self.granted.is_some_and(|granted| granted.0 == ts) {
                     self.np = self.scaled(np);
-                    if has::<R>(Fault::OneVariable) && self.inside && !self.q.contains(&self.i) {
+                    if self.faults.has(Fault::OneVariable)
+                        && self.inside
+                        && !self.q.contains(&self.i)
+                    {
                         self.collected = self.np;
                     }
-                    if has::<R>(Fault::OneValue) {
+                    if self.faults.has(Fault::OneValue) {
                         self.nv = self.np;
                     }
                     self.granted = None;
@@ -375,11 +354,11 @@ impl<R: Reading> Text<R> {
             }
             Message::Incr { m } => self.nv += i64::from(m.0),
             Message::Raz => {
-                let x = R::RAZ.unwrap_or(0);
+                let x = self.raz.unwrap_or(0);
                 self.nv -= x;
                 self.np -= x;
                 self.resets += 1;
-                if !has::<R>(Fault::MixedScales) && self.claim.is_some() {
+                if !self.faults.has(Fault::MixedScales) && self.claim.is_some() {
                     self.collected -= x;
                 }
                 self.tell(j, Stamp { time: 0, site: j }, Message::Acquit, here, out);
@@ -392,8 +371,8 @@ impl<R: Reading> Text<R> {
 
     /// A count on its way may be from before a reset.
     fn scaled(&self, (np, resets): (i64, i64)) -> i64 {
-        let behind = if has::<R>(Fault::MixedScales) { 0 } else { self.resets - resets };
-        np - behind * R::RAZ.unwrap_or(0)
+        let behind = if self.faults.has(Fault::MixedScales) { 0 } else { self.resets - resets };
+        np - behind * self.raz.unwrap_or(0)
     }
 
     fn permit(&mut self, here: &mut VecDeque<Message>, out: &mut Out<'_, Message>) {
@@ -402,12 +381,12 @@ impl<R: Reading> Text<R> {
             None => {
                 self.waiting.pop_first();
                 self.granted = Some((first, false));
-                let count = if has::<R>(Fault::OneValue) { self.nv } else { self.np };
+                let count = if self.faults.has(Fault::OneValue) { self.nv } else { self.np };
                 let np = (count, self.resets);
                 self.tell(first.site, first, Message::Permission { ts: first, np }, here, out);
             }
             Some((granted, inquired)) => {
-                if !has::<R>(Fault::NoCallBack) && first < *granted && !*inquired {
+                if !self.faults.has(Fault::NoCallBack) && first < *granted && !*inquired {
                     *inquired = true;
                     let ts = *granted;
                     self.tell(ts.site, ts, Message::Inquire { ts }, here, out);
@@ -430,14 +409,14 @@ impl<R: Reading> Text<R> {
                 if missing(k, self.value()) > 0 {
                     return;
                 }
-                if has::<R>(Fault::OneValue) {
+                if self.faults.has(Fault::OneValue) {
                     self.collected = self.value() - i64::from(k.0);
                 } else {
                     self.collected += i64::from(k.0);
                 }
                 self.taken = true;
                 out.grant(claim);
-                if let Some(x) = R::RAZ.filter(|&x| self.collected >= x) {
+                if let Some(x) = self.raz.filter(|&x| self.collected >= x) {
                     self.collected -= x;
                     self.nv -= x;
                     self.np -= x;
@@ -489,7 +468,7 @@ impl<R: Reading> Text<R> {
                 check_added(m)?;
                 moved(self.nv, m.0.into()).map(|_| ())
             }
-            Message::Raz if R::RAZ.is_none() => Err(PeerFault::Unexpected("no resets here")),
+            Message::Raz if self.raz.is_none() => Err(PeerFault::Unexpected("no resets here")),
             Message::Raz => moved(self.nv, -1).map(|_| ()),
             Message::Acquit if !self.acks.contains(j) => {
                 Err(PeerFault::Unexpected("an acknowledgement of nothing"))
@@ -497,8 +476,4 @@ impl<R: Reading> Text<R> {
             Message::Acquit => Ok(()),
         }
     }
-}
-
-fn has<R: Reading>(fault: Fault) -> bool {
-    R::FAULTS.contains(&fault)
 }

@@ -95,6 +95,8 @@ pub struct ByToken<R = Sound> {
     /// Who gets the token next, and the claim that it asked for.
     next: Option<Stamp>,
     token: Option<Token>,
+    /// Counters are set back by this much once they have reached it.
+    reset: i64,
     rules: PhantomData<R>,
 }
 
@@ -168,6 +170,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
             asked: None,
             next: None,
             token: (me == home).then_some(token),
+            reset: cluster.reset.map_or(R::RESET, i64::from),
             rules: PhantomData,
         }
     }
@@ -239,7 +242,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
                 if self.token.is_some() && R::SLIP.is_none() {
                     return Err(PeerFault::Unexpected("a reset by a site without the token"));
                 }
-                if units != R::RESET {
+                if units != self.reset {
                     return Err(PeerFault::Unexpected("a reset by another amount"));
                 }
                 let less = moved(self.added, -units)?;
@@ -284,7 +287,7 @@ impl<R: Rules> Semaphore for ByToken<R> {
         Some(Head {
             claim,
             missing: missing(units, self.value(token)),
-            taken: (R::RESET == SELDOM).then_some(token.taken),
+            taken: (self.reset == SELDOM).then_some(token.taken),
         })
     }
 
@@ -391,14 +394,14 @@ impl<R: Rules> ByToken<R> {
         if R::SLIP != Some(Slip::TakesUncounted) {
             token.taken += i64::from(units.0);
         }
-        let full = token.taken >= R::RESET;
+        let full = token.taken >= self.reset;
         out.grant(turn);
         if full {
-            self.added -= R::RESET;
+            self.added -= self.reset;
             if R::SLIP == Some(Slip::Unsigned) {
                 self.added = self.added.max(0);
             }
-            self.tell_others(&Message::Reset { units: R::RESET }, out);
+            self.tell_others(&Message::Reset { units: self.reset }, out);
             if R::SLIP != Some(Slip::NoAcknowledgement) {
                 let others = self.members.iter().filter(|&site| site != self.me);
                 self.token.as_mut().expect("it is here").missing = others.collect();
@@ -410,7 +413,7 @@ impl<R: Rules> ByToken<R> {
     /// The token counts from zero once everybody does.
     fn finish_reset(&mut self) {
         if let Some(token) = self.token.as_mut().filter(|token| token.missing.is_empty()) {
-            token.taken -= R::RESET;
+            token.taken -= self.reset;
         }
     }
 

@@ -19,6 +19,12 @@
 //! The second and the third name run the listing with the other two faults repaired; the third
 //! begins with two priority tokens, as a fault may leave them.
 //!
+//! The paper builds the listing in stages, and the first two are readings of it: units alone
+//! (`no-pusher`, Figure 2: claims that hold some units each wait forever), and units with a pusher
+//! (`no-priority`, Figure 3: a claim for two units is passed over forever). In both the tokens are
+//! there from the start and no controller counts them. With `whole-pass` the tests of lines 78 to
+//! 98 run after a pass over all channels, as the text has it, instead of after each message.
+//!
 //! # Source
 //!
 //! hal-00344193v4, algorithms 1 and 2.
@@ -57,6 +63,7 @@ use super::tree::fixed_channels;
 use crate::protocol::{
     Blocker, Census, EffectsOf, PeerFault, Price, Profile, Protocol, Rejection, Service,
 };
+use crate::readings::{Fault, Faults};
 use crate::types::{Cluster, Demand, PoolId, SiteId, Stamp, Units};
 
 /// Which of the faults are left in.
@@ -65,12 +72,8 @@ pub trait Reading: Clone + Debug + Eq + Hash + Send + 'static {
     const NAME: &'static str;
     /// One line for people.
     const SUMMARY: &'static str;
-    /// The root decides before it has counted what it holds.
-    const COUNTS_LATE: bool;
-    /// Who has the priority token yields to the pusher.
-    const PRIORITY_YIELDS: bool;
-    /// A priority token that the root passes on is not counted.
-    const PASSES_UNCOUNTED: bool;
+    /// The faults that it has unless the cluster names others.
+    const PRINTED: &'static [Fault];
     /// Priority tokens at the start, where tokens are there from the start.
     const START: Option<u8> = None;
 }
@@ -82,9 +85,8 @@ pub struct Letter;
 impl Reading for Letter {
     const NAME: &'static str = "tree-as-printed";
     const SUMMARY: &'static str = "the published listing: over-allocates";
-    const COUNTS_LATE: bool = true;
-    const PRIORITY_YIELDS: bool = true;
-    const PASSES_UNCOUNTED: bool = true;
+    const PRINTED: &'static [Fault] =
+        &[Fault::CountsLate, Fault::PriorityYields, Fault::PassesUncounted];
 }
 
 /// The listing at one site.
@@ -110,6 +112,10 @@ pub struct TreeAsPrinted<L = Letter> {
     /// The last circulation found what there should be. Not in the listing, and never read by it.
     sure: bool,
     begun: bool,
+    /// The channel and the kind of the last message of this pass over the channels, where the
+    /// tests run only at its end.
+    pass: Option<usize>,
+    faults: Faults,
     reading: PhantomData<L>,
 }
 
@@ -164,6 +170,14 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
     type Timer = TimeOut;
 
     const PERPETUAL: bool = true;
+    const FAULTS: &'static [Fault] = &[
+        Fault::CountsLate,
+        Fault::PriorityYields,
+        Fault::PassesUncounted,
+        Fault::WholePass,
+        Fault::NoPriority,
+        Fault::NoPusher,
+    ];
 
     fn new(me: SiteId, cluster: &Cluster) -> Self {
         let channels = fixed_channels(me, cluster);
@@ -187,6 +201,8 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
             s_prio: 0,
             sure: false,
             begun: false,
+            pass: None,
+            faults: Faults::new(cluster.reading.as_ref(), L::PRINTED),
             reading: PhantomData,
         };
         if !root {
@@ -209,7 +225,7 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
         }
         self.state = State::Req(claim);
         self.need = demand.units(PoolId(0)).0;
-        self.end_of_pass(out);
+        self.after_event(out);
     }
 
     fn on_release(&mut self, claim: Stamp, part: Option<&Demand>, out: &mut EffectsOf<Self>) {
@@ -218,7 +234,7 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
         }
         self.let_go(out);
         self.state = State::Out;
-        self.end_of_pass(out);
+        self.after_event(out);
     }
 
     fn on_withdraw(&mut self, _claim: Stamp, _out: &mut EffectsOf<Self>) {}
@@ -231,6 +247,18 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
     ) -> Result<(), PeerFault> {
         let channel = self.channels.iter().position(|&site| site == from);
         let q = channel.ok_or(PeerFault::UnknownSite(from))?;
+        // In a pass each channel is asked for a message of each kind, one kind after the other.
+        let kind = match message {
+            Message::ResT => 0,
+            Message::PushT => 1,
+            Message::PrioT => 2,
+            Message::Ctrl { .. } => 3,
+        };
+        let turn = 4 * q + kind;
+        if self.faults.has(Fault::WholePass) && self.pass.is_some_and(|last| turn <= last) {
+            self.end_of_pass(out);
+            self.pass = None;
+        }
         match message {
             Message::ResT | Message::PushT | Message::PrioT if self.root && self.reset => {}
             Message::ResT => {
@@ -244,7 +272,8 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
             }
             Message::PushT => {
                 let has_prio = self.prio.is_some();
-                let yields = if L::PRIORITY_YIELDS { has_prio } else { !has_prio };
+                let yields =
+                    if self.faults.has(Fault::PriorityYields) { has_prio } else { !has_prio };
                 let enough = self.r_set.len() as u64 >= u64::from(self.need);
                 let served = match self.state {
                     State::Out => false,
@@ -261,7 +290,10 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
             }
             Message::PrioT if self.prio.is_none() => self.prio = Some(q),
             Message::PrioT => {
-                if !L::PASSES_UNCOUNTED && self.root && q + 1 == self.channels.len() {
+                if !self.faults.has(Fault::PassesUncounted)
+                    && self.root
+                    && q + 1 == self.channels.len()
+                {
                     self.s_prio = (self.s_prio + 1).min(2);
                 }
                 self.send_next(q, Message::PrioT, out);
@@ -272,7 +304,11 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
             Message::Ctrl { c, r: _, pt, ppr } if self.root => self.at_root(q, c, pt, ppr, out),
             Message::Ctrl { c, r, pt, ppr } => self.at_other(q, c, r, pt, ppr, out),
         }
-        self.end_of_pass(out);
+        self.pass = (turn + 1 < 4 * self.channels.len()).then_some(turn);
+        if self.pass.is_none() || !self.faults.has(Fault::WholePass) {
+            self.pass = None;
+            self.end_of_pass(out);
+        }
         Ok(())
     }
 
@@ -280,14 +316,21 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
         if self.channels.is_empty() {
             return;
         }
-        if let (false, Some(count)) = (core::mem::replace(&mut self.begun, true), L::START) {
+        let staged = self.is_a_stage();
+        let start = if staged { Some(0) } else { L::START };
+        if let (false, Some(count)) = (core::mem::replace(&mut self.begun, true), start) {
             for _ in 0..count {
                 self.send(0, Message::PrioT, out);
             }
             for _ in 0..self.units {
                 self.send(0, Message::ResT, out);
             }
-            self.send(0, Message::PushT, out);
+            if !self.faults.has(Fault::NoPusher) {
+                self.send(0, Message::PushT, out);
+            }
+        }
+        if staged {
+            return;
         }
         self.send(self.succ, self.ctrl(0, 0), out);
         self.restart_timer(out);
@@ -311,7 +354,10 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
     }
 
     fn expected_tokens(cluster: &Cluster) -> Vec<u32> {
-        vec![cluster.pools.first().map_or(0, |units| units.0), 1, 1]
+        let has = |fault| cluster.reading.as_ref().is_some_and(|reading| reading.contains(&fault));
+        let pusher = u32::from(!has(Fault::NoPusher));
+        let priority = u32::from(!has(Fault::NoPriority) && !has(Fault::NoPusher));
+        vec![cluster.pools.first().map_or(0, |units| units.0), pusher, priority]
     }
 
     fn census(&self) -> Census {
@@ -331,6 +377,19 @@ impl<L: Reading> Protocol for TreeAsPrinted<L> {
 }
 
 impl<L: Reading> TreeAsPrinted<L> {
+    /// One of the first two stages of the paper: no token is counted, so all are there from the
+    /// start.
+    const fn is_a_stage(&self) -> bool {
+        self.faults.has(Fault::NoPriority) || self.faults.has(Fault::NoPusher)
+    }
+
+    /// The application acted: it is noticed now, or at the end of a pass.
+    fn after_event(&mut self, out: &mut EffectsOf<Self>) {
+        if !self.faults.has(Fault::WholePass) {
+            self.end_of_pass(out);
+        }
+    }
+
     /// 2(n−1)(CMAX+1), with one message on a link at the start.
     fn modulus(&self) -> u32 {
         4 * (u32::from(self.sites).max(2) - 1)
@@ -380,7 +439,7 @@ impl<L: Reading> TreeAsPrinted<L> {
         if q != self.succ || c != self.my_c {
             return;
         }
-        if !L::COUNTS_LATE {
+        if !self.faults.has(Fault::CountsLate) {
             self.count(q, &mut pt, &mut ppr);
         }
         self.succ = (self.succ + 1) % self.channels.len();
@@ -389,7 +448,7 @@ impl<L: Reading> TreeAsPrinted<L> {
             self.decide(pt, ppr, out);
             (pt, ppr) = (0, 0);
         }
-        if L::COUNTS_LATE {
+        if self.faults.has(Fault::CountsLate) {
             self.count(q, &mut pt, &mut ppr);
         }
         self.send(self.succ, self.ctrl(pt, ppr), out);

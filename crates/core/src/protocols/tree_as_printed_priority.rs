@@ -26,6 +26,7 @@
 //! It is not: see [`tree`](super::tree) for the repair.
 
 use super::tree_as_printed::{Reading, TreeAsPrinted};
+use crate::readings::Fault;
 
 /// The listing with this fault alone.
 pub type TreeAsPrintedPriority = TreeAsPrinted<Priority>;
@@ -38,8 +39,6 @@ impl Reading for Priority {
     const NAME: &'static str = "tree-as-printed-priority";
     const SUMMARY: &'static str =
         "the published listing, otherwise repaired: overlooks a second priority token";
-    const COUNTS_LATE: bool = false;
-    const PRIORITY_YIELDS: bool = false;
-    const PASSES_UNCOUNTED: bool = true;
+    const PRINTED: &'static [Fault] = &[Fault::PassesUncounted];
     const START: Option<u8> = Some(2);
 }

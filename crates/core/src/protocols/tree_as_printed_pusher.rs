@@ -26,6 +26,7 @@
 //! It is not: see [`tree`](super::tree) for the repair.
 
 use super::tree_as_printed::{Reading, TreeAsPrinted};
+use crate::readings::Fault;
 
 /// The listing with this fault alone.
 pub type TreeAsPrintedPusher = TreeAsPrinted<Pusher>;
@@ -38,7 +39,5 @@ impl Reading for Pusher {
     const NAME: &'static str = "tree-as-printed-pusher";
     const SUMMARY: &'static str =
         "the published listing, otherwise repaired: the pusher spares the wrong ones";
-    const COUNTS_LATE: bool = false;
-    const PRIORITY_YIELDS: bool = true;
-    const PASSES_UNCOUNTED: bool = false;
+    const PRINTED: &'static [Fault] = &[Fault::PriorityYields];
 }
