@@ -63,7 +63,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "R", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
-    /// Claims without end, for groups: also finds out whether every group works again and again
+    /// Claims without end, for groups: also finds out whether every group works again and again;
+    /// for listings of tokens on a tree, with --demands, whether every claim is served
     #[arg(long)]
     endless: bool,
     /// With --endless, for protocols whose claims name a group: once a member waits for a group,
@@ -92,6 +93,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "K", requires = "from",
           value_parser = clap::value_parser!(u64).range(2..=1_000))]
     colours: Option<u64>,
+    /// What each site asks for, by site, instead of any amount: 2,1,1; 0 asks for nothing
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "k",
+          value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    demands: Vec<u32>,
     /// Claims of one site that may be live at once
     #[arg(long, value_name = "S", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -124,11 +129,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     if !kind.profile().full_service && (args.slots > 1 || args.withdraw || args.partial) {
         return Err(lab::plain_service(kind));
     }
-    if args.endless && kind.profile().serves != Service::Group {
+    if args.endless && kind.profile().serves != Service::Group && !orders_without_stamps(kind) {
         let name = kind.name();
         return Err(Exit::usage(format!(
             "--endless is for groups: the order of {name} never ends"
         )));
+    }
+    if args.endless && orders_without_stamps(kind) && args.demands.is_empty() {
+        let name = kind.name();
+        return Err(Exit::usage(format!("--endless of {name} wants --demands, by site")));
     }
     if args.lenient && kind.profile().serves != Service::Group {
         return Err(Exit::usage(format!("--lenient is for groups: {} has none", kind.name())));
@@ -183,6 +192,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
         partial: args.partial,
         ..Script::new(cluster.sites, args.rounds, demands)
     };
+    let script = match own_demands(args, kind, &cluster)? {
+        Some(own) => Script {
+            own,
+            rounds: vec![0; usize::from(cluster.sites)],
+            timeless: orders_without_stamps(kind),
+            ..script
+        },
+        None => script,
+    };
     let script = match Shares::new(&cluster).filter(|_| kind.profile().serves == Service::Gang) {
         Some(shares) => Script {
             own: gangs(&cluster, shares, &script.demands, args.rounds),
@@ -216,6 +234,45 @@ pub(crate) fn run(args: &Args) -> Result<(), Exit> {
     } else {
         Err(Exit::silent())
     }
+}
+
+/// Whether stamps are names only, and order nothing: then the states of a run without end are
+/// finite.
+const fn orders_without_stamps(kind: Kind) -> bool {
+    matches!(kind, Kind::TreeAsPrinted | Kind::TreeAsPrintedPusher | Kind::TreeAsPrintedPriority)
+}
+
+/// What each site asks for and how often, if it was said site by site.
+fn own_demands(
+    args: &Args,
+    kind: Kind,
+    cluster: &Cluster,
+) -> Result<Option<Vec<Vec<(Demand, u32)>>>, Exit> {
+    let (asked, sites) = (args.demands.len(), usize::from(cluster.sites));
+    if asked == 0 {
+        return Ok(None);
+    }
+    let serves = kind.profile().serves;
+    if !matches!(serves, Service::Pool | Service::Semaphore) || cluster.pools.len() > 1 {
+        return Err(Exit::usage("--demands is for one pool or semaphore"));
+    }
+    if args.slots > 1 {
+        return Err(Exit::usage(
+            "--demands: one claim of each site at a time, so leave out --slots",
+        ));
+    }
+    if asked != sites {
+        return Err(Exit::usage(format!("--demands: {asked} numbers for {sites} sites")));
+    }
+    let most = cluster.pools[0].0;
+    if serves == Service::Pool && args.demands.iter().any(|&k| k > most) {
+        return Err(Exit::usage(format!("--demands: a claim asks for at most {most} units")));
+    }
+    let own = |&k: &u32| match k {
+        0 => Vec::new(),
+        k => vec![(Demand::one(PoolId(0), k), args.rounds)],
+    };
+    Ok(Some(args.demands.iter().map(own).collect()))
 }
 
 /// For each demand and site, a gang that it leads with the next one: the leader takes the units,

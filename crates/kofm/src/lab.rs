@@ -1,11 +1,13 @@
 //! What `sim` and `check` have in common on the command line.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 use kofm_core::protocols::gang::Shares;
 use kofm_core::protocols::sem_quorum::turns;
 use kofm_core::quorums::{Arbitration, Construction, RequestSets};
 use kofm_core::topology::Topology;
-use kofm_core::{Cluster, Grouping, Kind, PoolId, Service, SiteId, Units};
+use kofm_core::{Cluster, Fault, Grouping, Kind, PoolId, Service, SiteId, Units};
 
 use crate::exit::{Exit, INFEASIBLE};
 use crate::groups::{self, Names};
@@ -41,6 +43,13 @@ pub(crate) struct Lab {
     /// A file with a line for each site: the sites that it asks
     #[arg(long, value_name = "FILE", conflicts_with_all = ["construction", "crashes", "arbiters"])]
     sets: Option<String>,
+    /// The faults that a published listing is run with, with commas, or none [default: all that
+    /// are printed]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    reading: Vec<String>,
+    /// Semaphores: every counter is set back by X once it has reached X, raz(X) of the paper
+    #[arg(long, value_name = "X", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    reset: Option<u32>,
 }
 
 fn construction(name: &str) -> Result<Construction, String> {
@@ -61,7 +70,7 @@ impl Lab {
         if self.units.contains(&0) && !is_semaphore(kind) {
             return Err(Exit::usage("--units 0 is not in 1..=1000000: a pool has a unit"));
         }
-        if self.units.len() > 1 && !kind.profile().full_service {
+        if self.units.len() > 1 && !knows_several_pools(kind) {
             let name = kind.name();
             return Err(Exit::usage(format!("{name} knows one pool only: give one --units")));
         }
@@ -73,7 +82,32 @@ impl Lab {
                  quorum and sem-quorum"
             )));
         }
+        if self.reset.is_some() && !is_semaphore(kind) {
+            let name = kind.name();
+            return Err(Exit::usage(format!("--reset is for semaphores: {name} has no counters")));
+        }
         Ok(kind)
+    }
+
+    /// The reading asked for, if one is.
+    fn reading(&self, kind: Kind) -> Result<Option<BTreeSet<Fault>>, Exit> {
+        let all = kind.faults();
+        let fault = |name: &String| {
+            all.iter().copied().find(|fault| fault.name() == name).ok_or_else(|| {
+                let names: Vec<_> = all.iter().map(|fault| fault.name()).collect();
+                let (listing, names) = (kind.name(), names.join(", "));
+                Exit::usage(if names.is_empty() {
+                    format!("--reading: {listing} is no listing with faults to choose from")
+                } else {
+                    format!("--reading `{name}`: {listing} has {names}, or none")
+                })
+            })
+        };
+        match &self.reading[..] {
+            [] => Ok(None),
+            [none] if none == "none" && !all.is_empty() => Ok(Some(BTreeSet::new())),
+            names => names.iter().map(fault).collect::<Result<_, _>>().map(Some),
+        }
     }
 
     /// The cluster asked for.
@@ -82,6 +116,7 @@ impl Lab {
             return Err(Exit::usage("--units: at most 1,000 pools"));
         }
         if let Some((grouping, _)) = self.group_file(kind)? {
+            self.reading(kind)?;
             return Ok(Cluster::of_groups(grouping));
         }
         let (Some(sites), false) = (self.sites, self.units.is_empty()) else {
@@ -92,6 +127,8 @@ impl Lab {
             sites,
             pools: self.units.iter().copied().map(Units).collect(),
             topology,
+            reading: self.reading(kind)?,
+            reset: self.reset,
             ..Cluster::new(sites, 1)
         };
         self.name_arbiters(kind, &mut cluster)?;
@@ -184,6 +221,12 @@ impl Lab {
             ))),
         }
     }
+}
+
+/// Whether a protocol runs several pools at once.
+fn knows_several_pools(kind: Kind) -> bool {
+    let listings = [Kind::PermissionAsPrinted, Kind::PermissionLazyAsPrinted];
+    kind.profile().full_service || listings.contains(&kind)
 }
 
 /// Whether pools are semaphores.

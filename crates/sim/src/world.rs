@@ -319,7 +319,10 @@ impl<P: Protocol> Local<P> {
                 // Elsewhere nobody looks at it, and worlds that differ only there are the same.
                 let asked = match P::PROFILE.serves {
                     Service::Group | Service::Gang => demand.clone(),
-                    Service::Pool | Service::Semaphore => Demand::from_iter([]),
+                    Service::Pool | Service::Semaphore if self.own.is_empty() => {
+                        Demand::from_iter([])
+                    }
+                    Service::Pool | Service::Semaphore => demand.clone(),
                 };
                 let client = Client { claim: *claim, asked, demand: demand.clone(), held: false };
                 self.claims.push(client);

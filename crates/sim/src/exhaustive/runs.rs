@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use kofm_core::{Grouping, Protocol, SiteId, Stamp};
+use kofm_core::{Grouping, Protocol, Service, SiteId, Stamp};
 
 use super::tables::Code;
 use super::{Edge, Lasso, Search};
@@ -360,7 +360,8 @@ impl<P: Protocol> Search<'_, P> {
         let sites = usize::from(self.cluster.sites);
         let waits = |&local: &u32| self.facts[local as usize].waiting;
         let rows = || (0..self.rows.count()).map(|at| &self.rows.row(at)[..sites]);
-        if P::PERPETUAL {
+        // A claim on a semaphore may rightly wait for units that no site adds.
+        if P::PERPETUAL && P::PROFILE.serves != Service::Semaphore {
             // Something always moves, so standing still is not a sign.
             let served = rows().map(|row| !row.iter().any(waits)).collect();
             let good = runs.leading_to(served);
