@@ -9,6 +9,9 @@
 mod judge;
 mod runs;
 mod tables;
+mod wide;
+
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashTable};
 use kofm_core::parts::SiteSet;
@@ -81,6 +84,29 @@ pub fn explore_runs<P: Protocol>(
     loops: bool,
     mut progress: impl FnMut(u64),
 ) -> Exploration<P> {
+    if limit > u64::from(wide::FROM) && wide::takes::<P>(script) {
+        if let Some(found) = explore_here(cluster, script, limit, loops, true, &mut progress) {
+            return found;
+        }
+        let found = wide::explore::<P>(cluster, script, limit, &mut progress);
+        // If steps lead back, the loops that they close are sought among all steps, one by one.
+        if !(loops && found.returns > 0 && found.exploration.complete) {
+            return found.exploration;
+        }
+    }
+    explore_here(cluster, script, limit, loops, false, &mut progress).expect("it does not give up")
+}
+
+/// The same by one thread, which keeps every step that it needs; gives up if it `may_give_up` and
+/// there are many worlds.
+fn explore_here<P: Protocol>(
+    cluster: &Cluster,
+    script: &Script,
+    limit: u64,
+    loops: bool,
+    may_give_up: bool,
+    progress: &mut dyn FnMut(u64),
+) -> Option<Exploration<P>> {
     let mut search = Search::<P>::new(cluster, script);
     search.limit = u32::try_from(limit).unwrap_or(u32::MAX);
     let (mut depth, mut at) = (0, 0);
@@ -88,16 +114,19 @@ pub fn explore_runs<P: Protocol>(
         if at == search.level_end {
             depth += 1;
             search.level_end = search.rows.count();
+            if may_give_up && search.level_end > wide::FROM {
+                return None;
+            }
         }
         if let Err((violation, code)) = search.expand(at) {
             let (steps, moves) = search.walk(&search.way_to(at), Some((at, code)));
             let rests = violation.property == "progress";
             let lasso = rests.then_some(Lasso { prefix: steps.len(), moves });
-            return search.report(depth + 1, false, Some((violation, steps)), lasso);
+            return Some(search.report(depth + 1, false, Some((violation, steps)), lasso));
         }
         at += 1;
         if search.full {
-            return search.report(depth, false, None, None);
+            return Some(search.report(depth, false, None, None));
         }
         if at % 0x4_0000 == 0 {
             progress(u64::from(search.rows.count()));
@@ -107,9 +136,9 @@ pub fn explore_runs<P: Protocol>(
     let loops = loops && P::PROFILE.serves != Service::Group;
     if let Some((detail, steps, lasso)) = loops.then(|| search.without_end()).flatten() {
         let violation = Violation::new("progress", detail);
-        return search.report(depth, true, Some((violation, steps)), Some(lasso));
+        return Some(search.report(depth, true, Some((violation, steps)), Some(lasso)));
     }
-    search.report(depth, true, None, None)
+    Some(search.report(depth, true, None, None))
 }
 
 /// What is asked of a site state again and again.
@@ -149,9 +178,9 @@ struct Turn {
 #[derive(Clone)]
 struct Outcome {
     local: u32,
-    sends: Box<[(u16, u32)]>,
+    sends: Arc<[(u16, u32)]>,
     /// The groups whose work begins here.
-    begun: Box<[GroupId]>,
+    begun: Arc<[GroupId]>,
 }
 
 /// A step between two worlds.
@@ -206,6 +235,16 @@ pub(crate) struct Search<'a, P: Protocol> {
 
 impl<'a, P: Protocol> Search<'a, P> {
     pub(crate) fn new(cluster: &'a Cluster, script: &'a Script) -> Self {
+        let mut search = Self::bare(cluster, script);
+        let empty = search.queues.number(Box::new([]));
+        assert_eq!(empty, EMPTY, "the empty queue has the first number");
+        let row = search.first_row();
+        search.rows.add(&row, (0, Code(0)));
+        search
+    }
+
+    /// Without any world, and without the empty queue.
+    fn bare(cluster: &'a Cluster, script: &'a Script) -> Self {
         let pairs = |from: SiteId| cluster.others(from).map(move |to| (from, to));
         let links: Vec<_> = cluster.all().flat_map(pairs).collect();
         let watch = (P::PROFILE.serves == Service::Group).then(|| {
@@ -242,31 +281,39 @@ impl<'a, P: Protocol> Search<'a, P> {
         if let Some(watch) = &search.watch {
             search.begun.number(watch.nobody());
         }
-        let empty = search.queues.number(Box::new([]));
-        assert_eq!(empty, EMPTY, "the empty queue has the first number");
-        let first = World::<P>::new(cluster, script);
-        let mut row: Vec<u32> = first.locals.into_iter().map(|l| search.local(l)).collect();
+        search
+    }
+
+    /// The world at the start.
+    fn first_row(&mut self) -> Vec<u32> {
+        let (cluster, width) = (self.cluster, self.rows.width);
+        let first = World::<P>::new(cluster, self.script);
+        let mut row: Vec<u32> = first.locals.into_iter().map(|l| self.local(l)).collect();
         row.resize(width, EMPTY);
         // What was sent on waking is on its way.
         for (i, link) in first.links.into_iter().enumerate().filter(|(_, link)| !link.is_empty()) {
             let (from, to) = ends(i, usize::from(cluster.sites));
-            let numbers = link.into_iter().map(|envelope| search.envelopes.number(envelope));
+            let numbers = link.into_iter().map(|envelope| self.envelopes.number(envelope));
             let numbers: Vec<u32> = numbers.collect();
-            let place = search.place(from.index(), to.index());
-            row[place] = search.queue(numbers);
+            let place = self.place(from.index(), to.index());
+            row[place] = self.queue(numbers);
         }
         // A listing as printed shows what clients see of its mistakes.
-        search.closed = !P::PROFILE.as_printed && search.wrong_tokens(&row).is_none();
-        search.rows.add(&row, (0, Code(0)));
-        search
+        self.closed = !P::PROFILE.as_printed && self.wrong_tokens(&row).is_none();
+        row
     }
 
     fn local(&mut self, local: Local<P>) -> u32 {
         let number = self.locals.number(local);
-        if number as usize == self.facts.len() {
-            self.facts.push(facts(&self.locals.items[number as usize], self.cluster, self.script));
-        }
+        self.learn_facts();
         number
+    }
+
+    /// Keeps facts of every site state that has a number.
+    fn learn_facts(&mut self) {
+        for local in &self.locals.items[self.facts.len()..] {
+            self.facts.push(facts(local, self.cluster, self.script));
+        }
     }
 
     /// Takes every step from a world.
@@ -332,24 +379,10 @@ impl<'a, P: Protocol> Search<'a, P> {
         outcome: &Outcome,
         code: Code,
     ) -> Result<(), (Violation, Code)> {
-        let sites = self.cluster.sites as usize;
         let mut row = std::mem::take(&mut self.scratch);
         row.clear();
         row.extend_from_slice(self.rows.row(at));
-        row[site] = outcome.local;
-        if let Some((link, nth)) = link {
-            row[sites + link] = self.pop(row[sites + link], nth);
-        }
-        for &(to, message) in &outcome.sends {
-            let to = usize::from(to);
-            let link = self.place(site, to);
-            row[link] = self.push(row[link], message);
-            row[link] = self.forget_times(row[link], row[to]);
-        }
-        for from in (0..sites).filter(|&from| from != site) {
-            let link = self.place(from, site);
-            row[link] = self.forget_times(row[link], outcome.local);
-        }
+        self.follow(&mut row, site, link, outcome);
         self.transitions += 1;
         let verdict = self.begin(&mut row, site, &outcome.begun);
         if self.rows.count() >= self.limit && !self.rows.has(&row) {
@@ -366,6 +399,35 @@ impl<'a, P: Protocol> Search<'a, P> {
         let verdict = verdict.and_then(|()| if new { self.judge(&row) } else { Ok(()) });
         self.scratch = row;
         verdict.map_err(|violation| (violation, code))
+    }
+
+    /// Makes a world the one that a step leads to.
+    fn follow(
+        &mut self,
+        row: &mut [u32],
+        site: usize,
+        link: Option<(usize, usize)>,
+        outcome: &Outcome,
+    ) {
+        let sites = self.cluster.sites as usize;
+        let time = self.locals.items[row[site] as usize].time;
+        row[site] = outcome.local;
+        if let Some((link, nth)) = link {
+            row[sites + link] = self.pop(row[sites + link], nth);
+        }
+        for &(to, message) in outcome.sends.iter() {
+            let to = usize::from(to);
+            let link = self.place(site, to);
+            row[link] = self.push(row[link], message);
+            row[link] = self.forget_times(row[link], row[to]);
+        }
+        if self.locals.items[outcome.local as usize].time == time {
+            return;
+        }
+        for from in (0..sites).filter(|&from| from != site) {
+            let link = self.place(from, site);
+            row[link] = self.forget_times(row[link], outcome.local);
+        }
     }
 
     /// Notes that members have begun to work, if they may.

@@ -1,6 +1,7 @@
 //! Where the worlds are kept: each distinct part once, and rows of their numbers.
 
 use std::hash::{BuildHasher, Hash};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::HashTable;
 use rustc_hash::FxBuildHasher;
@@ -8,26 +9,73 @@ use rustc_hash::FxBuildHasher;
 /// Numbers for things that recur.
 pub(super) struct Interner<T> {
     pub(super) items: Vec<T>,
-    pub(super) index: HashTable<u32>,
+    index: HashTable<u32>,
+    /// What the interners of several threads have in common: the same numbers.
+    shared: Option<Arc<Mutex<Shared<T>>>>,
 }
 
-impl<T: Hash + Eq> Interner<T> {
+/// All items of several interners.
+pub(super) struct Shared<T> {
+    items: Vec<T>,
+    index: HashTable<u32>,
+}
+
+/// The number of an item, if it has one.
+fn find<T: Hash + Eq>(items: &[T], index: &HashTable<u32>, hash: u64, item: &T) -> Option<u32> {
+    index.find(hash, |&i| items[i as usize] == *item).copied()
+}
+
+fn add<T: Hash + Eq>(items: &mut Vec<T>, index: &mut HashTable<u32>, hash: u64, item: T) -> u32 {
+    let new = u32::try_from(items.len()).expect("fewer than 2^32 distinct parts");
+    items.push(item);
+    index.insert_unique(hash, new, |&i| FxBuildHasher.hash_one(&items[i as usize]));
+    new
+}
+
+impl<T: Hash + Eq + Clone> Interner<T> {
     pub(super) const fn new() -> Self {
-        Self { items: Vec::new(), index: HashTable::new() }
+        Self { items: Vec::new(), index: HashTable::new(), shared: None }
+    }
+
+    /// Gives the same numbers as all others that share this.
+    pub(super) const fn sharing(shared: Arc<Mutex<Shared<T>>>) -> Self {
+        Self { items: Vec::new(), index: HashTable::new(), shared: Some(shared) }
     }
 
     pub(super) fn number(&mut self, item: T) -> u32 {
         let hash = FxBuildHasher.hash_one(&item);
-        let items = &self.items;
-        if let Some(&i) = self.index.find(hash, |&i| items[i as usize] == item) {
+        if let Some(i) = find(&self.items, &self.index, hash, &item) {
             return i;
         }
-        let new = u32::try_from(self.items.len()).expect("fewer than 2^32 distinct parts");
-        self.items.push(item);
-        let items = &self.items;
-        let rehash = |&i: &u32| FxBuildHasher.hash_one(&items[i as usize]);
-        self.index.insert_unique(hash, new, rehash);
-        new
+        let Some(shared) = self.shared.clone() else {
+            return add(&mut self.items, &mut self.index, hash, item);
+        };
+        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let Shared { items, index } = &mut *shared;
+        let known = find(items, index, hash, &item);
+        let number = known.unwrap_or_else(|| add(items, index, hash, item));
+        self.take_over(items);
+        number
+    }
+
+    /// Learns what others have numbered.
+    pub(super) fn sync(&mut self) {
+        if let Some(shared) = self.shared.clone() {
+            self.take_over(&shared.lock().unwrap_or_else(PoisonError::into_inner).items);
+        }
+    }
+
+    fn take_over(&mut self, items: &[T]) {
+        for item in &items[self.items.len()..] {
+            let hash = FxBuildHasher.hash_one(item);
+            add(&mut self.items, &mut self.index, hash, item.clone());
+        }
+    }
+}
+
+impl<T> Default for Shared<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), index: HashTable::new() }
     }
 }
 
