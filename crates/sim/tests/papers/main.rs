@@ -4,6 +4,7 @@
 
 mod law;
 mod liveness;
+mod sentences;
 mod unordered;
 
 use kofm_core::{Cluster, Demand, Grouping, Kind, PoolId, Service, SiteId};
