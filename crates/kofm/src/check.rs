@@ -242,7 +242,7 @@ const fn orders_without_stamps(kind: Kind) -> bool {
     matches!(kind, Kind::TreeAsPrinted | Kind::TreeAsPrintedPusher | Kind::TreeAsPrintedPriority)
 }
 
-/// What each site asks for and how often, if it was said site by site.
+/// The demands of each site and how often it makes them, if they were given by site.
 fn own_demands(
     args: &Args,
     kind: Kind,

@@ -97,7 +97,7 @@ impl Lab {
                 let names: Vec<_> = all.iter().map(|fault| fault.name()).collect();
                 let (listing, names) = (kind.name(), names.join(", "));
                 Exit::usage(if names.is_empty() {
-                    format!("--reading: {listing} is no listing with faults to choose from")
+                    format!("--reading: {listing} has no faults to choose from")
                 } else {
                     format!("--reading `{name}`: {listing} has {names}, or none")
                 })

@@ -45,8 +45,8 @@ struct Stand {
 }
 
 impl Arcs {
-    /// The arcs of `me` before anybody has worked: the smaller group leads, unless the grouping says
-    /// otherwise.
+    /// The arcs of `me` before any group has worked: the smaller group leads, unless the grouping
+    /// says otherwise.
     pub fn new(me: SiteId, grouping: &Grouping) -> Self {
         let groups = grouping.of(me);
         let rivals = grouping.rivals(me);

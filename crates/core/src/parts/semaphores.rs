@@ -30,7 +30,7 @@ pub trait Semaphore: Clone + Debug + Eq + Hash + Send + 'static {
     /// The faults that a reading of this listing may have.
     const FAULTS: &'static [Fault] = &[];
 
-    /// What a perpetual one does first.
+    /// The first step of a perpetual one.
     fn wake(&mut self, _out: &mut Out<'_, Self::Message>) {}
     /// The semaphore `pool` at `me`, with its first value.
     fn new(me: SiteId, cluster: &Cluster, pool: PoolId) -> Self;

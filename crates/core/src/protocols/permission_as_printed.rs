@@ -114,7 +114,7 @@ struct Lamport {
     maxh: u64,
 }
 
-/// What a site knows of a type of resource.
+/// The variables of a site about a type of resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Type {
     m: u32,
@@ -122,7 +122,7 @@ struct Type {
     scdem: bool,
     ok: bool,
     used: Vec<u32>,
-    /// §5.1: who was asked for this claim.
+    /// §5.1: the sites that were asked for this claim.
     asked: SiteSet,
     delayed: SiteSet,
     /// A repair of §5.1: late requests that are answered at the release.

@@ -32,8 +32,8 @@
 //!
 //! # Assumes
 //!
-//! Reliable first-in first-out links, one claim of a site at a time. It is mutual exclusion: a claim
-//! holds the pool alone, even if it asks for a part of it.
+//! Reliable first-in first-out links, one claim of a site at a time. It is mutual exclusion: a
+//! claim holds the pool alone, even if it asks for a part of it.
 //!
 //! # Why it is safe
 //!
@@ -73,7 +73,7 @@ pub struct QuorumAsPrintedSinghal {
     waiting: BTreeMap<SiteId, Stamp>,
 }
 
-/// What sites say to each other.
+/// Messages between sites.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
     /// May I?

@@ -6,7 +6,7 @@
 //! wait until s0 + nv − np ≥ k, add k to np, let the token go. It names two kinds of ways. On a
 //! *tree* that never changes (Raymond 1989) every site knows the neighbour in whose direction the
 //! token is, asks it once, and queues what its neighbours ask. On a *ring* (Le Lann 1977) the token
-//! goes round forever and nobody asks. [`sem_token`](super::sem_token) has the third kind, a tree
+//! goes round forever and no site asks. [`sem_token`](super::sem_token) has the third kind, a tree
 //! that changes with every request (Naimi and Tréhel 1987).
 //!
 //! Two readings of raz(x), §3.5.1, are wrong: a token that moves on before all sites have
@@ -68,7 +68,7 @@ pub struct FixedWays {
     jeton: Option<Jeton>,
     /// On a tree: the neighbour in whose direction the token is, while it is not here.
     holder: SiteId,
-    /// On a tree: who wants the token, this site included, in the order of asking.
+    /// On a tree: the sites that want the token, this one included, in the order of asking.
     queue: VecDeque<SiteId>,
     asked: bool,
     faults: Faults,
@@ -85,7 +85,7 @@ struct Jeton {
     missing: SiteSet,
 }
 
-/// What sites say to each other.
+/// Messages between sites.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Message {
     /// A site on my side wants the token.

@@ -10,7 +10,7 @@ use rustc_hash::FxBuildHasher;
 pub(super) struct Interner<T> {
     pub(super) items: Vec<T>,
     index: HashTable<u32>,
-    /// What the interners of several threads have in common: the same numbers.
+    /// The items of all interners that give the same numbers, if there are several.
     shared: Option<Arc<Mutex<Shared<T>>>>,
 }
 

@@ -1,7 +1,7 @@
 //! Every interleaving by several threads, in little memory.
 //!
-//! Each thread has a [`Search`] of its own, which numbers sites, messages and queues as those of the
-//! other threads do. A step that one thread has taken is remembered by that thread alone.
+//! Each thread has a [`Search`] of its own, which numbers sites, messages and queues as those of
+//! the other threads do. A step that one thread has taken is remembered by that thread alone.
 //!
 //! Worlds are kept in [`Store`]s, each world in the one that its hash names. Level after level,
 //! threads take parts of the last level and write down what follows from them, each into a buffer
@@ -41,14 +41,14 @@ pub(super) fn takes<P: Protocol>(script: &Script) -> bool {
 /// Steps as they are shown.
 type Steps<P> = Vec<Step<<P as Protocol>::Message, <P as Protocol>::Timer>>;
 
-/// What was found.
+/// The result.
 pub(super) struct Found<P: Protocol> {
     pub(super) exploration: Exploration<P>,
     /// Steps that lead no further from the start.
     pub(super) returns: u64,
 }
 
-/// What threads have in common.
+/// The numbers that all threads share.
 struct Common<P: Protocol> {
     locals: Arc<Mutex<Shared<Local<P>>>>,
     envelopes: Arc<Mutex<Shared<Envelope<P::Message>>>>,

@@ -18,7 +18,7 @@ use kofm_sim::world::Script;
 
 use crate::{find, kind, script, violated};
 
-/// What we found about a statement.
+/// The verdict on a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// It holds as printed.
@@ -32,7 +32,7 @@ enum Verdict {
 /// A statement of a paper.
 struct Sentence {
     section: &'static str,
-    /// What it says, in our words.
+    /// The statement, in our words.
     claim: &'static str,
     verdict: Verdict,
     /// Shows the verdict, or panics.
@@ -89,7 +89,7 @@ fn breaks(name: &str, cluster: &Cluster, script: &Script) -> Option<(&'static st
     violated(&found).map(|property| (property, lasso.unwrap_or(steps)))
 }
 
-/// The same for so many sites with `rounds` claims each, for every amount.
+/// The same for this number of sites with `rounds` claims each, for every amount.
 fn usual(
     name: &str,
     sites: u16,

@@ -8,7 +8,7 @@ use super::Verdict::{False, Repaired, True};
 use super::{Paper, Sentence, breaks, cost, usual};
 use crate::{kind, script};
 
-/// Whether these request sets are taken for so many units.
+/// Whether these request sets are taken for this number of units.
 fn meet(units: u32, sets: &[&[u16]]) -> bool {
     let sites = u16::try_from(sets.len()).unwrap();
     let sets = sets.iter().map(|set| set.iter().copied().map(SiteId).collect()).collect();
