@@ -317,12 +317,11 @@ impl<P: Protocol> Local<P> {
                     own.1 = own.1.saturating_sub(1);
                 }
                 // Elsewhere nobody looks at it, and worlds that differ only there are the same.
-                let asked = match P::PROFILE.serves {
-                    Service::Group | Service::Gang => demand.clone(),
-                    Service::Pool | Service::Semaphore if self.own.is_empty() => {
-                        Demand::from_iter([])
-                    }
-                    Service::Pool | Service::Semaphore => demand.clone(),
+                let grouped = matches!(P::PROFILE.serves, Service::Group | Service::Gang);
+                let asked = if grouped || !self.own.is_empty() {
+                    demand.clone()
+                } else {
+                    Demand::from_iter([])
                 };
                 let client = Client { claim: *claim, asked, demand: demand.clone(), held: false };
                 self.claims.push(client);

@@ -324,12 +324,12 @@ impl<'a, P: Protocol> Worker<'a, P> {
     /// Enters candidates, and judges those that are new.
     fn enter(&mut self, number: usize, store: &mut Store, candidates: &Candidates) {
         for (before, row) in candidates.iter() {
-            if store.add(row, before) {
-                if let Err(violation) = self.search.judge(row) {
-                    let after = Some(row.into());
-                    let broken = Broken { order: (1, number), before, after, violation };
-                    self.broken.get_or_insert(broken);
-                }
+            if store.add(row, before)
+                && let Err(violation) = self.search.judge(row)
+            {
+                let after = Some(row.into());
+                let broken = Broken { order: (1, number), before, after, violation };
+                self.broken.get_or_insert(broken);
             }
         }
     }
@@ -371,7 +371,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
             let _taken = world.apply(site, input, &mut Effects::default());
         }
         let rests = broken.violation.property == "progress";
-        let lasso = rests.then(|| Lasso { prefix: steps.len(), moves });
+        let lasso = rests.then_some(Lasso { prefix: steps.len(), moves });
         (steps, lasso)
     }
 
