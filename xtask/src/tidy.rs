@@ -72,6 +72,41 @@ fn core_stays_pure() {
     }
 }
 
+/// The crate of sites decides; clocks, threads, files and tasks belong to its drivers. A source
+/// file that still uses some of them is listed with them, and the list only gets shorter.
+#[test]
+fn what_decides_in_a_site_has_no_clock_threads_or_files() {
+    const OUTSIDE: [&str; 8] = [
+        "std::fs",
+        "std::net",
+        "std::thread",
+        "std::env",
+        "std::process",
+        "time::Instant",
+        "SystemTime",
+        "tokio::",
+    ];
+    const LEFT: [(&str, &[&str]); 5] = [
+        ("journal.rs", &["std::fs", "std::env", "std::process"]),
+        ("tallies.rs", &["std::fs", "std::thread", "std::env", "std::process"]),
+        ("input.rs", &["tokio::"]),
+        ("core.rs", &["tokio::"]),
+        ("core/epochs.rs", &["tokio::"]),
+    ];
+    let (mut files, folder) = (Vec::new(), root().join("crates/site/src"));
+    sources(&folder, &mut files);
+    for path in files {
+        let name = path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
+        let text = fs::read_to_string(&path).unwrap();
+        let left = LEFT.iter().find(|it| it.0 == name).map_or(&[][..], |it| it.1);
+        for word in OUTSIDE {
+            let (used, listed) = (text.contains(word), left.contains(&word));
+            assert!(!used || listed, "{name}: `{word}` belongs into `crates/net`");
+            assert!(used || !listed, "{name} has no `{word}` any more: shorten the list");
+        }
+    }
+}
+
 #[test]
 fn lines_fit_and_nothing_is_left_to_do() {
     for (path, text) in all_sources() {

@@ -25,7 +25,7 @@ mod tries;
 mod waits;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -134,20 +134,20 @@ pub struct Core {
     stopped: bool,
     engines: Vec<Running>,
     pub(super) pools: Vec<Pool>,
-    pub(super) pool_by_name: HashMap<Arc<str>, usize>,
+    pub(super) pool_by_name: BTreeMap<Arc<str>, usize>,
 
     pub(super) semaphores: Vec<semaphores::Semaphore>,
-    semaphore_by_name: HashMap<Arc<str>, usize>,
+    semaphore_by_name: BTreeMap<Arc<str>, usize>,
     /// Whoever waits to take from a semaphore, by the key of the call and by claim.
-    takers: HashMap<u64, semaphores::Taker>,
-    taker_by_claim: HashMap<(usize, Stamp), u64>,
+    takers: BTreeMap<u64, semaphores::Taker>,
+    taker_by_claim: BTreeMap<(usize, Stamp), u64>,
     /// Claims of semaphores that are about to be withdrawn.
-    leaving: HashMap<(usize, Stamp), Demand>,
+    leaving: BTreeMap<(usize, Stamp), Demand>,
     /// The accounts of each protocol of semaphores, in the epoch that is installed.
     accounts: BTreeMap<usize, Accounts<accounts::Deal>>,
     account_news: Vec<(usize, accounts::Deal, AccountNews)>,
     /// V that are not answered, by a key of this site's own.
-    adders: HashMap<u64, accounts::Adder>,
+    adders: BTreeMap<u64, accounts::Adder>,
     next_adder: u64,
     /// What is taken and added goes here, and what earlier lives did; nothing where they forgot.
     tallies: Option<Tallies>,
@@ -159,7 +159,7 @@ pub struct Core {
     gang_ends: VecDeque<gangs::RunEnd>,
     rota: Option<rota::Rota>,
     /// Since when members of gangs are away.
-    away: HashMap<SiteId, Moment>,
+    away: BTreeMap<SiteId, Moment>,
 
     /// By keys of this site's own: nobody can choose them to collide. The table is moved from time
     /// to time as they come and go, and they are large.
@@ -179,7 +179,7 @@ pub struct Core {
     /// What is told of requests that have none.
     no_units: Arc<api::Units>,
     /// Ids that other sites are being asked about.
-    reserved: HashMap<String, (Moment, u64)>,
+    reserved: BTreeMap<String, (Moment, u64)>,
     /// The latest time at which one was taken, as far as is known here.
     last_reserved: u64,
     next_key: u64,
@@ -187,7 +187,7 @@ pub struct Core {
 
     timers: BTreeMap<(Moment, u64), Timer>,
     next_timer: u64,
-    protocol_timers: HashMap<(usize, Vec<u8>), (Moment, u64)>,
+    protocol_timers: BTreeMap<(usize, Vec<u8>), (Moment, u64)>,
     todo: VecDeque<Todo>,
     outcomes: Vec<Outcome>,
     effects: Vec<names::Effect>,
@@ -197,20 +197,20 @@ pub struct Core {
     /// The number of the first of them: larger than those of earlier starts.
     first_event: u64,
     listeners: Vec<events::Listener>,
-    asks: HashMap<u64, Asker>,
+    asks: BTreeMap<u64, Asker>,
     /// Requests with `wait` zero for which members count.
-    tries: HashMap<u64, tries::Try>,
+    tries: BTreeMap<u64, tries::Try>,
     next_ask: u64,
     pub(super) history: VecDeque<api::Happening>,
     /// Where it is kept for longer, and the questions that it has not answered.
     pub(super) kept: Option<Box<dyn History>>,
-    historians: HashMap<u64, Responder>,
+    historians: BTreeMap<u64, Responder>,
     next_ticket: u64,
     /// Refusals that were written down in the second that began then.
     refusals: (Moment, u32),
     events: broadcast::Sender<Arc<api::Happening>>,
     pub(super) metrics: Metrics,
-    faults: HashSet<SiteId>,
+    faults: BTreeSet<SiteId>,
     draining: bool,
     /// The cluster says that this site takes no new requests.
     drained: bool,
@@ -565,19 +565,19 @@ impl Core {
             stopped: false,
             engines: Vec::new(),
             pools: Vec::new(),
-            pool_by_name: HashMap::new(),
+            pool_by_name: BTreeMap::new(),
             semaphores: Vec::new(),
             rallies: BTreeMap::new(),
             gang_ends: VecDeque::new(),
             rota: None,
-            away: HashMap::new(),
-            semaphore_by_name: HashMap::new(),
-            takers: HashMap::new(),
-            taker_by_claim: HashMap::new(),
-            leaving: HashMap::new(),
+            away: BTreeMap::new(),
+            semaphore_by_name: BTreeMap::new(),
+            takers: BTreeMap::new(),
+            taker_by_claim: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             accounts: BTreeMap::new(),
             account_news: Vec::new(),
-            adders: HashMap::new(),
+            adders: BTreeMap::new(),
             next_adder: 0,
             tallies: None,
             earlier: None,
@@ -590,30 +590,30 @@ impl Core {
             ended_nameless: VecDeque::new(),
             asked: Arc::default(),
             no_units: Arc::default(),
-            reserved: HashMap::new(),
+            reserved: BTreeMap::new(),
             last_reserved: 0,
             next_key: 0,
             queued: 0,
             timers: BTreeMap::new(),
             next_timer: 0,
-            protocol_timers: HashMap::new(),
+            protocol_timers: BTreeMap::new(),
             todo: VecDeque::new(),
             outcomes: Vec::new(),
             effects: Vec::new(),
             happened: 0,
             first_event: first_clock(incarnation).time,
             listeners: Vec::new(),
-            asks: HashMap::new(),
-            tries: HashMap::new(),
+            asks: BTreeMap::new(),
+            tries: BTreeMap::new(),
             next_ask: 0,
             history: VecDeque::new(),
             kept: None,
-            historians: HashMap::new(),
+            historians: BTreeMap::new(),
             next_ticket: 0,
             refusals: (now.boot, 0),
             events,
             metrics: Metrics::default(),
-            faults: HashSet::new(),
+            faults: BTreeSet::new(),
             draining: false,
             drained: false,
             departure: None,
@@ -719,8 +719,7 @@ impl Core {
                 })*
             };
         }
-        shrink!(requests by_id by_claim by_lease asks tries takers taker_by_claim adders);
-        shrink!(protocol_timers todo outcomes effects lapsed);
+        shrink!(requests by_id by_claim by_lease todo outcomes effects lapsed);
     }
 
     fn start_timer(&mut self, moment: Moment, timer: Timer) -> (Moment, u64) {

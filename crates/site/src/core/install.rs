@@ -302,7 +302,9 @@ impl Core {
         }
         let mut ended = Vec::new();
         let mut again = Vec::new();
-        for (&key, request) in &mut self.requests {
+        let keys = self.keys_of(|_| true);
+        for key in keys {
+            let Some(request) = self.requests.get_mut(&key) else { continue };
             let mut lost = false;
             let last = request.parts.len();
             for (place, part) in request.parts.iter_mut().enumerate() {
@@ -344,7 +346,6 @@ impl Core {
                 ended.push((key, waits, code, cause));
             }
         }
-        ended.sort_unstable_by_key(|it| it.0);
         for (key, waits, code, cause) in ended {
             if waits {
                 self.refuse(key, code, cause);
@@ -352,7 +353,6 @@ impl Core {
                 self.end(key, State::Expired, cause);
             }
         }
-        again.sort_unstable();
         self.todo.extend(again.into_iter().map(Todo::Claim));
         for pool in &mut self.pools {
             let requests = &self.requests;
@@ -382,7 +382,8 @@ impl Core {
         self.tell_all_that_waits();
         let mut needs = Vec::new();
         let mut granted = Vec::new();
-        for (&key, request) in &self.requests {
+        for key in self.keys_of(|_| true) {
+            let request = &self.requests[&key];
             for part in request.parts.iter().filter(|part| part.granted && part.counted) {
                 let Some(claim) = part.claim else { continue };
                 let missing = part.demand.parts().filter(|it| !part.numbers.contains_key(&it.0));
@@ -399,7 +400,6 @@ impl Core {
             self.engines[engine].names.need(pool, claim, units.0, &mut self.effects);
             self.take_names(engine);
         }
-        granted.sort_unstable();
         for key in granted {
             self.todo.push_back(Todo::Grant(key));
         }
@@ -440,7 +440,8 @@ impl Core {
             pool.waiting.clear();
         }
         let mut waiting = Vec::new();
-        for (&key, request) in &mut self.requests {
+        for key in self.keys_of(|_| true) {
+            let Some(request) = self.requests.get_mut(&key) else { continue };
             request.part = 0;
             for part in &mut request.parts {
                 let held = Part {
@@ -473,7 +474,6 @@ impl Core {
         self.todo.retain(|todo| todo.outlives_the_epoch(|_| true, |part| part.claim.is_some()));
         self.leaving.clear();
         self.ask_all_again();
-        waiting.sort_unstable();
         self.todo.extend(waiting.into_iter().map(Todo::Claim));
         if !self.begin_incarnation(record) {
             return;

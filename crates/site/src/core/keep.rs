@@ -215,11 +215,13 @@ impl Core {
     /// This life is over, and its copies with it.
     pub(super) fn forget_all_copies(&mut self) {
         self.keeping.clear();
+        for key in self.keys_of(|request| request.keeping.is_some()) {
+            if let Some(request) = self.requests.get_mut(&key) {
+                request.keeping = None;
+            }
+        }
         self.uncopied.clear();
         self.uncopied_over.clear();
-        for request in self.requests.values_mut() {
-            request.keeping = None;
-        }
     }
 
     /// Tells keepers all news at once.
