@@ -98,7 +98,7 @@ pub fn choose(
     }
     if kept == *current {
         let most = kept.len() / 2;
-        let crowded = kept.keys().copied().filter(|site| crowd(&kept, site) > most).last();
+        let crowded = kept.keys().copied().rfind(|site| crowd(&kept, site) > most);
         let free = sites.keys().filter(|site| !kept.contains_key(site));
         let free = free.filter(|site| crowd(&kept, site) < most);
         let free = free.filter_map(|site| Some((*site, usable(site)?)));

@@ -231,10 +231,21 @@ fn every_mistake_in_a_file_is_named() {
     assert_eq!(output.status.code(), Some(78));
     assert!(text.contains("bad.toml:1: unknown key") && text.contains("bad.toml:3:"), "{text}");
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/site.toml");
-    std::fs::write(&path, "http = \"127.0.0.1:0\"\n[rota]\nprotocol = \"groups\"\n").unwrap();
+    std::fs::write(&path, "http = \"127.0.0.1:0\"\n[rota]\n[fixed_gangs]\n").unwrap();
     let output = Command::new(KOFM).arg("check-config").arg(&path).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("bad.toml:2: `rota` is now `fixed_gangs`"), "{told}");
+    assert!(told.contains("bad.toml:2: [rota] is an older name of [fixed_gangs]"), "{told}");
+    for key in ["fixed_gangs", "rota"] {
+        let text = format!(
+            "cluster = \"lab\"\nsite = \"a\"\nhttp = \"127.0.0.1:7600\"\nstate_dir = \"state\"\n\
+             [members]\na = \"127.0.0.1:7700\"\nb = \"127.0.0.1:7701\"\n\
+             [{key}.needs]\na = [\"bench\"]\n[{key}.gangs]\nmorning = [\"a\", \"b\"]\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let output = Command::new(KOFM).arg("check-config").arg(&path).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(told.contains("morning: fixed gang, groups-hungry, a, b"), "{output:?}");
+    }
     let output = Command::new(KOFM).args(["check-config", example]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     std::fs::remove_dir_all(dir).unwrap();

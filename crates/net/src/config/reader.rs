@@ -22,7 +22,7 @@ use crate::tls::TlsConfig;
 use kofm_site::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 26] = [
     "cluster",
     "site",
     "members",
@@ -37,6 +37,7 @@ const KEYS: [&str; 25] = [
     "semaphores",
     "gangs",
     "fixed_gangs",
+    "rota",
     "tree_root",
     "protocol",
     "site_lease",
@@ -191,14 +192,19 @@ impl Reader<'_> {
         if config.state_dir.is_none() {
             self.wrong(value.span(), "`state_dir` is missing: voters must keep their promises");
         }
-        if table.contains_key("etcd") || table.contains_key("fixed_gangs") {
+        if table.contains_key("etcd") || fixed_gangs_key(table).is_some() {
             self.wrong(value.span(), "`voters` must not be combined with `etcd` or [fixed_gangs]");
         }
     }
 
     fn rota(&mut self, table: &Table<'_>, config: &mut Config) {
-        let Some(rota) = self.table(table, "fixed_gangs") else { return };
-        let span = span_of(table, "fixed_gangs");
+        let Some(key) = fixed_gangs_key(table) else { return };
+        let Some(rota) = self.table(table, key) else { return };
+        let span = span_of(table, key);
+        if table.contains_key("fixed_gangs") && table.contains_key("rota") {
+            let text = "[rota] is an older name of [fixed_gangs]; write one of them";
+            return self.wrong(span_of(table, "rota"), text);
+        }
         self.unknown_keys(rota, &["protocol", "needs", "gangs"], "fixed_gangs");
         let protocol = self.string(rota, "protocol");
         let protocol = protocol.as_deref().unwrap_or(Kind::GroupsHungry.name());
@@ -721,12 +727,6 @@ impl Reader<'_> {
             if known.contains(&name) {
                 continue;
             }
-            if name == "rota" {
-                let text = "`rota` is now `fixed_gangs`: write [fixed_gangs], [fixed_gangs.needs] \
-                            and [fixed_gangs.gangs]";
-                self.wrong(key.span(), text);
-                continue;
-            }
             let near = known.iter().copied().filter(|k| distance(k, name) <= 2);
             let hint = match near.min_by_key(|k| distance(k, name)) {
                 Some(near) => format!("did you mean `{near}`?"),
@@ -736,6 +736,11 @@ impl Reader<'_> {
             self.wrong(key.span(), format!("unknown key `{name}`{place}; {hint}"));
         }
     }
+}
+
+/// The key of the fixed gangs in this file: `rota` is its older name.
+fn fixed_gangs_key(table: &Table<'_>) -> Option<&'static str> {
+    ["fixed_gangs", "rota"].into_iter().find(|key| table.contains_key(*key))
 }
 
 fn span_of(table: &Table<'_>, key: &str) -> Range<usize> {
