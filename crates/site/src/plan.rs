@@ -743,7 +743,7 @@ mod tests {
         // Their numbers on the wire differ, and those of pools of all sites are the protocols'.
         let ids: BTreeSet<ProtocolId> = plan.groups().into_iter().map(Group::id).collect();
         assert_eq!(ids.len(), first + 2);
-        assert!(Kind::ALL.iter().all(|kind| kind.id().0 < 1 << 8));
+        assert!(Kind::IN_SITES.iter().all(|kind| kind.id().0 < 1 << 8));
         // A place that no pool needs is used again; pools of it are others then.
         let old = plan.clone();
         plan.pools.remove("z");
