@@ -37,8 +37,8 @@ pub enum IdentityError {
     InUse(PathBuf),
     /// The file is not what was written.
     #[error(
-        "{0}: not an incarnation number; the peers know the last one, so restore the file, or \
-         write a larger number into it"
+        "{0}: it is damaged: it must have the number of the last incarnation and its checksum; the \
+         other sites know the number (`kofm members`): write a larger one into the file, alone"
     )]
     Damaged(PathBuf),
 }
@@ -83,7 +83,7 @@ impl StateDir {
         let (path, fresh) = (dir.join("incarnation"), dir.join("incarnation.new"));
         let incarnation = self.incarnation.load(Ordering::SeqCst) + 1;
         let mut file = File::create(&fresh).map_err(io(&fresh))?;
-        writeln!(file, "{incarnation}").map_err(io(&fresh))?;
+        writeln!(file, "{}", show(incarnation)).map_err(io(&fresh))?;
         file.sync_all().map_err(io(&fresh))?;
         fs::rename(&fresh, &path).map_err(io(&path))?;
         // The rename itself has to survive, too.
@@ -109,8 +109,20 @@ impl kofm_site::core::Births for StateDir {
     }
 }
 
+/// The number with its checksum: a flipped digit would make the site look older or newer than the
+/// others know it.
+fn show(incarnation: u64) -> String {
+    let text = format!("incarnation {incarnation} crc32");
+    format!("{text} {:08x}", crc32fast::hash(text.as_bytes()))
+}
+
 fn parse(text: &str) -> Option<u64> {
-    text.trim().parse().ok().filter(|&n| n > 0 && n < MAX_INCARNATION)
+    let text = text.trim();
+    // A number alone was written by a person, or by an earlier version.
+    let words = text.strip_prefix("incarnation ").and_then(|it| it.split_once(' '));
+    let number = words.map_or(text, |it| it.0);
+    let number = number.parse().ok().filter(|&n| n > 0 && n < MAX_INCARNATION)?;
+    (words.is_none() || show(number) == text).then_some(number)
 }
 
 #[cfg(test)]
@@ -132,8 +144,24 @@ mod tests {
             }
         };
         assert_eq!(open().unwrap().incarnation(), 2);
-        fs::write(dir.join("incarnation"), "garbage").unwrap();
-        assert!(matches!(open(), Err(IdentityError::Damaged(_))));
+        let path = dir.join("incarnation");
+        let good = fs::read(&path).unwrap();
+        for place in 0..good.len() - 1 {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[place] ^= 1 << bit;
+                let flipped = String::from_utf8(bad).ok().and_then(|text| parse(&text));
+                assert_eq!(flipped, None, "bit {bit} of byte {place}");
+            }
+        }
+        for bad in ["garbage", "", "incarnation 3", "incarnation 3 crc32 00000000", "-1"] {
+            fs::write(&path, bad).unwrap();
+            let refused = open().unwrap_err().to_string();
+            assert!(refused.contains("write a larger one"), "{refused}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), bad, "nothing changes");
+        }
+        fs::write(&path, "7\n").unwrap();
+        assert_eq!(open().unwrap().incarnation(), 8);
         fs::remove_dir_all(dir).unwrap();
     }
 }
