@@ -21,6 +21,7 @@ mod plans;
 mod requests;
 mod rota;
 mod semaphores;
+mod shares;
 mod tries;
 mod waits;
 
@@ -200,6 +201,7 @@ pub struct Core {
     asks: BTreeMap<u64, Asker>,
     /// Requests with `wait` zero for which members count.
     tries: BTreeMap<u64, tries::Try>,
+    shares: shares::Shares,
     next_ask: u64,
     pub(super) history: VecDeque<api::Happening>,
     /// Where it is kept for longer, and the questions that it has not answered.
@@ -605,6 +607,7 @@ impl Core {
             listeners: Vec::new(),
             asks: BTreeMap::new(),
             tries: BTreeMap::new(),
+            shares: shares::Shares::default(),
             next_ask: 0,
             history: VecDeque::new(),
             kept: None,

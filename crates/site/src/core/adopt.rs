@@ -314,6 +314,7 @@ impl Core {
         };
         self.by_id.entry(Arc::clone(&request.id)).or_insert(key);
         self.by_lease.insert(id, key);
+        self.shares.add(&request);
         self.requests.insert(key, Box::new(request));
         if !known {
             // Its holder has released it meanwhile, or is of an earlier life of this site.

@@ -283,6 +283,7 @@ impl Core {
             self.next_key += 1;
             let mut request = request_of(&saved, pools.unwrap_or_default(), now);
             self.by_id.insert(Arc::clone(&request.id), key);
+            self.shares.add(&request);
             if !confirmed {
                 self.requests.insert(key, Box::new(request));
                 self.end(key, State::Expired, "the other sites went on without its site");

@@ -191,6 +191,7 @@ impl Core {
             }
             want.push((pool, units));
         }
+        self.shares.check(spec)?;
         Ok(want)
     }
 
@@ -259,6 +260,7 @@ impl Core {
             keeping: None,
             orphan: None,
         };
+        self.shares.add(&request);
         self.requests.insert(key, Box::new(request));
         self.by_id.insert(id, key);
         self.queued += 1;
@@ -400,6 +402,9 @@ impl Core {
         self.note_waited(key);
         let Some(request) = self.requests.get_mut(&key) else { return };
         let (was, named) = (request.state, request.named);
+        if !was.is_over() {
+            self.shares.take(request);
+        }
         request.state = state;
         request.cause = Some(cause.clone());
         let parts = std::mem::take(&mut request.parts);
@@ -491,9 +496,11 @@ impl Core {
     }
 
     pub(super) fn forget(&mut self, key: u64) {
-        if let Some(request) = self.requests.remove(&key)
-            && self.by_id.get(&request.id) == Some(&key)
-        {
+        let Some(request) = self.requests.remove(&key) else { return };
+        if !request.state.is_over() {
+            self.shares.take(&request);
+        }
+        if self.by_id.get(&request.id) == Some(&key) {
             self.by_id.remove(&request.id);
         }
     }
