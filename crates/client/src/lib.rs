@@ -191,6 +191,8 @@ struct Inner {
     /// The place of the address that is used; it moves on when its site does not answer.
     current: AtomicUsize,
     token: Option<String>,
+    /// The token is sent without a scheme, as etcd expects it.
+    bare: bool,
     /// The authorities of addresses with TLS.
     #[cfg(feature = "tls")]
     trust: Option<Trust>,
@@ -225,6 +227,7 @@ impl Client {
             addresses,
             current: AtomicUsize::new(0),
             token,
+            bare: false,
             #[cfg(feature = "tls")]
             trust: None,
             idle: Mutex::default(),
@@ -262,12 +265,22 @@ impl Client {
         client
     }
 
+    /// The same client, which sends this as the header `authorization`.
+    #[must_use]
+    pub fn with_authorization(self, value: Option<String>) -> Self {
+        let mut client = self.apart();
+        if let Some(inner) = Arc::get_mut(&mut client.0) {
+            (inner.token, inner.bare) = (value, true);
+        }
+        client
+    }
+
     /// A client of the same sites that shares nothing with this one.
     fn apart(&self) -> Self {
-        #[cfg_attr(not(feature = "tls"), expect(unused_mut, reason = "it has no authorities"))]
         let mut client = Self::with_addresses(self.0.addresses.clone(), self.0.token.clone());
-        #[cfg(feature = "tls")]
         if let Some(inner) = Arc::get_mut(&mut client.0) {
+            inner.bare = self.0.bare;
+            #[cfg(feature = "tls")]
             inner.trust.clone_from(&self.0.trust);
         }
         client
@@ -500,6 +513,7 @@ impl Client {
             Some(token) if HeaderValue::from_str(token).is_err() => {
                 return Err(Fault::Call("a token must be one line of visible characters"));
             }
+            Some(token) if self.0.bare => format!("authorization: {token}\r\n"),
             Some(token) => format!("authorization: Bearer {token}\r\n"),
             None => String::new(),
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client};
@@ -35,16 +35,31 @@ impl fmt::Debug for Trust {
 impl Trust {
     /// Reads the certificates of a PEM file.
     pub fn read(path: &Path) -> Result<Self, String> {
+        Self::read_with(path, None)
+    }
+
+    /// The same, for a client that shows a certificate of its own; its key is in the second file.
+    pub fn read_with(path: &Path, own: Option<(&Path, &Path)>) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         for certificate in read_certificates(path)? {
             let added = roots.add(certificate);
             added.map_err(|error| format!("{}: {error}", path.display()))?;
         }
-        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| error.to_string())?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let mut config = match own {
+            None => config.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let at = |text: String| format!("{}: {text}", key.display());
+                let chain = read_certificates(certificate)?;
+                let secret = PrivateKeyDer::from_pem_file(key);
+                let secret = secret.map_err(|error| at(error.to_string()))?;
+                let made = config.with_client_auth_cert(chain, secret);
+                made.map_err(|error| at(error.to_string()))?
+            }
+        };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }
