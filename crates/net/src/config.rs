@@ -69,14 +69,19 @@ pub struct Config {
     /// How long a site may grant after it last reached a majority of the members, or etcd. Client
     /// leases end with it, and what a dead site gave away comes back after it.
     pub site_lease: Duration,
-    /// The members of an etcd that keeps the cluster's epoch, `http://host:port` each. Without
-    /// it a majority of the sites does.
+    /// The members of an etcd that keeps the cluster's epoch, `http://host:port` or
+    /// `https://host:port` each. Without it a majority of the sites does.
     pub etcd: Vec<String>,
+    /// How this site and etcd recognise each other.
+    pub etcd_auth: EtcdAuth,
     /// Certificates with which sites authenticate each other; without them every process that
     /// reaches the port of a site is believed.
     pub tls: Option<TlsConfig>,
     /// The certificate that clients see; without it, that of the site is used.
     pub https: Option<HttpsConfig>,
+    /// How long a certificate is valid that this site makes for its clients; it is renewed at half
+    /// of that.
+    pub certificate_lifetime: Duration,
     /// The sites that decide who is in the cluster. Given, sites come and go while it runs, and
     /// `members` needs these and this one only; otherwise all members vote and are fixed.
     pub voters: Vec<String>,
@@ -91,6 +96,17 @@ pub struct Config {
     pub durability: Durability,
     /// The numbers of the members, where the cluster has given them; otherwise their places.
     pub(crate) numbers: BTreeMap<String, SiteId>,
+}
+
+/// How a site and etcd recognise each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EtcdAuth {
+    /// The authority of etcd's certificates, PEM; needed for `https`.
+    pub ca: Option<PathBuf>,
+    /// The certificate that this site shows, and its key, PEM.
+    pub own: Option<(PathBuf, PathBuf)>,
+    /// The user of etcd, and the file with its password.
+    pub user: Option<(String, PathBuf)>,
 }
 
 impl Config {
@@ -122,8 +138,10 @@ impl Config {
             rota,
             site_lease,
             etcd,
+            etcd_auth,
             tls,
             https,
+            certificate_lifetime,
             voters,
             zone,
             history_keep,
@@ -149,8 +167,10 @@ impl Config {
             ("fixed_gangs", *rota == other.rota),
             ("site_lease", *site_lease == other.site_lease),
             ("etcd", *etcd == other.etcd),
+            ("etcd_auth", *etcd_auth == other.etcd_auth),
             ("tls", *tls == other.tls),
             ("https", *https == other.https),
+            ("certificate_lifetime", *certificate_lifetime == other.certificate_lifetime),
             ("voters", *voters == other.voters),
             ("zone", *zone == other.zone),
             ("history_keep", *history_keep == other.history_keep),
@@ -160,6 +180,9 @@ impl Config {
         settings.into_iter().filter(|it| !it.1).map(|it| it.0).collect()
     }
 }
+
+/// How long certificates for clients are valid.
+const CERTIFICATE_LIFETIME: Duration = Duration::from_hours(90 * 24);
 
 /// Fixed gangs at most.
 const MAX_ROTA: usize = 1_000;
@@ -210,8 +233,10 @@ impl Config {
             rota: None,
             site_lease: SITE_LEASE,
             etcd: Vec::new(),
+            etcd_auth: EtcdAuth::default(),
             tls: None,
             https: None,
+            certificate_lifetime: CERTIFICATE_LIFETIME,
             voters: Vec::new(),
             zone: String::new(),
             history_keep: HISTORY_KEEP,

@@ -11,9 +11,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Config, Durability, MAX_GANG, MAX_POOLS, MAX_ROTA, MAX_SEMAPHORES, MAX_SITE_LEASE, MAX_SITES,
-    MAX_UNITS, MIN_HISTORY, MIN_SITE_LEASE, Mistake, Mistakes, PoolConfig, ROTA, RotaConfig,
-    SemaphoreConfig, check_name, default_protocol, is_address, protocol_named,
+    Config, Durability, EtcdAuth, MAX_GANG, MAX_POOLS, MAX_ROTA, MAX_SEMAPHORES, MAX_SITE_LEASE,
+    MAX_SITES, MAX_UNITS, MIN_HISTORY, MIN_SITE_LEASE, Mistake, Mistakes, PoolConfig, ROTA,
+    RotaConfig, SemaphoreConfig, check_name, default_protocol, is_address, protocol_named,
     semaphore_protocol_named,
 };
 use crate::api::{Members, OnExpiry};
@@ -22,7 +22,7 @@ use crate::tls::TlsConfig;
 use kofm_site::engine::serves_rota;
 
 /// What may stand at the top of a file.
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 28] = [
     "cluster",
     "site",
     "members",
@@ -42,14 +42,19 @@ const KEYS: [&str; 26] = [
     "protocol",
     "site_lease",
     "etcd",
+    "etcd_auth",
     "durability",
     "history_keep",
     "history_max",
     "tls",
     "https",
+    "certificate_lifetime",
     "voters",
     "zone",
 ];
+
+/// The shortest life of a certificate for clients.
+const MIN_CERTIFICATE: Duration = Duration::from_hours(1);
 
 /// The configuration that a file has, or all that is wrong with it.
 pub(super) fn read(text: &str) -> Result<Config, Mistakes> {
@@ -131,6 +136,7 @@ impl Reader<'_> {
             }
             config.zone = zone;
         }
+        config.etcd_auth = self.etcd_auth(table);
         self.members(table, &mut config);
         self.voters(table, &mut config);
         self.failures(table, &mut config);
@@ -173,6 +179,22 @@ impl Reader<'_> {
         };
         let (cert, key) = (path("cert"), path("key"));
         Some(HttpsConfig { cert: cert?, key: key? })
+    }
+
+    fn etcd_auth(&mut self, table: &Table<'_>) -> EtcdAuth {
+        let Some(auth) = self.table(table, "etcd_auth") else { return EtcdAuth::default() };
+        self.unknown_keys(auth, &["ca", "cert", "key", "user", "password_file"], "etcd_auth");
+        let mut pair = |one: &str, other: &str| {
+            let (first, second) = (self.string(auth, one), self.string(auth, other));
+            if first.is_some() != second.is_some() {
+                let text = format!("etcd_auth: `{one}` and `{other}` must be given together");
+                self.wrong(span_of(table, "etcd_auth"), text);
+            }
+            first.zip(second)
+        };
+        let own = pair("cert", "key").map(|(cert, key)| (cert.into(), key.into()));
+        let user = pair("user", "password_file").map(|(user, file)| (user, file.into()));
+        EtcdAuth { ca: self.string(auth, "ca").map(PathBuf::from), own, user }
     }
 
     fn voters(&mut self, table: &Table<'_>, config: &mut Config) {
@@ -410,6 +432,16 @@ impl Reader<'_> {
                 }
             }
         }
+        if let Some(text) = self.string(table, "certificate_lifetime") {
+            match crate::duration::parse(&text) {
+                Ok(time) if time >= MIN_CERTIFICATE => config.certificate_lifetime = time,
+                Ok(_) | Err(_) => {
+                    let rule = "must be a time from 1h on, as 90d";
+                    let text = format!("certificate_lifetime: `{text}` {rule}");
+                    self.wrong(span_of(table, "certificate_lifetime"), text);
+                }
+            }
+        }
         if let Some(text) = self.string(table, "history_max") {
             if let Some(bytes) = bytes_of(&text).filter(|&bytes| bytes >= MIN_HISTORY) {
                 config.history_max = bytes;
@@ -434,13 +466,25 @@ impl Reader<'_> {
         if let Some(value) = table.get("etcd") {
             for endpoint in value.get_ref().as_array().into_iter().flatten() {
                 let text = endpoint.get_ref().as_str().unwrap_or_default();
+                let scheme = text.starts_with("http://") || text.starts_with("https://");
                 match crate::client::Address::parse(text) {
-                    Ok(_) if text.starts_with("http://") => config.etcd.push(text.to_owned()),
+                    Ok(_) if scheme => config.etcd.push(text.to_owned()),
                     Ok(_) | Err(_) => {
-                        let text = "an etcd member is written \"http://host:port\"";
+                        let text = "an etcd member must be \"http://host:port\" or \
+                                    \"https://host:port\"";
                         self.wrong(endpoint.span(), text);
                     }
                 }
+            }
+            let tls = config.etcd.iter().any(|it| it.starts_with("https://"));
+            if tls && config.etcd_auth.ca.is_none() {
+                let text = "etcd with https needs the authority of its certificates: \
+                            [etcd_auth] ca = \"FILE\"";
+                self.wrong(value.span(), text);
+            }
+            if !tls && config.etcd_auth != EtcdAuth::default() && !config.etcd.is_empty() {
+                let text = "[etcd_auth] needs https: a password must not cross a network in clear";
+                self.wrong(value.span(), text);
             }
             if config.etcd.is_empty() {
                 let text = "write etcd = [\"http://host:2379\", …], or leave it out";

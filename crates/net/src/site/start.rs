@@ -65,7 +65,9 @@ impl Site {
     /// [`crate::http::serve`] or this handle.
     pub async fn start(mut config: Config) -> Result<Self, StartError> {
         if !config.etcd.is_empty() {
-            let store = Etcd::new(&config.cluster, &config.etcd, config.site_lease / 4);
+            let patience = config.site_lease / 4;
+            let auth = &config.etcd_auth;
+            let store = Etcd::new(&config.cluster, &config.etcd, auth, patience);
             find_place(&mut config, &store.map_err(StartError::Config)?).await?;
         }
         let listener = if config.members.len() > 1 || config.is_open() {
@@ -204,7 +206,8 @@ impl Site {
             let voters = Voters::new(ballots, &config.site, founders, callers, life, patience);
             Arc::new(voters.unless_twin(Arc::clone(&lives)))
         } else {
-            let etcd = Etcd::new(&config.cluster, &config.etcd, patience);
+            let auth = &config.etcd_auth;
+            let etcd = Etcd::new(&config.cluster, &config.etcd, auth, patience);
             Arc::new(etcd.map_err(StartError::Config)?)
         };
         let disk = ballots.disk();

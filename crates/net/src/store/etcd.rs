@@ -4,15 +4,16 @@
 //! last sign of life. Every call is one transaction that looks at `epoch`. etcd's leases are not
 //! used: some versions end them early.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::client::{Address, Client};
+use crate::client::{Address, Client, Trust};
+use crate::config::EtcdAuth;
 use crate::store::{Beat, Later, Pulse, Record, Store, StoreError, Swap};
 
 /// An etcd cluster.
@@ -23,6 +24,9 @@ pub(crate) struct Etcd {
     /// The member that answered last.
     last: AtomicUsize,
     patience: Duration,
+    /// Name and password, and the endpoints with the token that etcd gave for them.
+    user: Option<(String, String)>,
+    identified: Mutex<Option<Vec<Client>>>,
 }
 
 impl Etcd {
@@ -31,15 +35,28 @@ impl Etcd {
     pub(crate) fn new(
         cluster: &str,
         endpoints: &[String],
+        auth: &EtcdAuth,
         patience: Duration,
     ) -> Result<Self, String> {
-        let parse = |text: &String| Address::parse(text).map(|it| Client::new(it, None));
+        let own = auth.own.as_ref().map(|it| (it.0.as_path(), it.1.as_path()));
+        let trust = auth.ca.as_ref().map(|ca| Trust::read_with(ca, own));
+        let trust = trust.transpose().map_err(|text| format!("etcd_auth: {text}"))?;
+        let user = auth.user.as_ref().map(|(name, file)| {
+            let password = std::fs::read_to_string(file);
+            let wrong = |error| format!("etcd_auth: {}: {error}", file.display());
+            Ok::<_, String>((name.clone(), password.map_err(wrong)?.trim_end().to_owned()))
+        });
+        let user = user.transpose()?;
+        let parse = |text: &String| {
+            Address::parse(text).map(|it| Client::new(it, None).with_trust(trust.clone()))
+        };
         let endpoints: Vec<Client> = endpoints.iter().map(parse).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
             return Err("etcd needs at least one endpoint".into());
         }
         let prefix = format!("kofm/{cluster}/");
-        Ok(Self { prefix, endpoints, last: AtomicUsize::new(0), patience })
+        let (last, identified) = (AtomicUsize::new(0), Mutex::default());
+        Ok(Self { prefix, endpoints, last, patience, user, identified })
     }
 
     fn key(&self, name: &str) -> String {
@@ -64,15 +81,72 @@ impl Etcd {
         ])
     }
 
-    /// One transaction, at whichever member answers.
+    /// Calls one member: the status and the body of its answer.
+    async fn call(
+        &self,
+        client: &Client,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let answer = client.raw(Method::POST, path, body, self.patience).await;
+        answer.map_err(|error| format!("etcd: {error}"))
+    }
+
+    /// A client of one member that shows the token of this site's user; `fresh`: a new token,
+    /// because those of etcd live for minutes.
+    async fn identify(&self, number: usize, fresh: bool) -> Result<Client, String> {
+        let client = &self.endpoints[number];
+        let Some((name, password)) = &self.user else { return Ok(client.clone()) };
+        let known = {
+            let identified = self.identified.lock().unwrap_or_else(PoisonError::into_inner);
+            identified.as_ref().map(|it| it[number].clone())
+        };
+        if let Some(known) = known.filter(|_| !fresh) {
+            return Ok(known);
+        }
+        let body = json!({"name": name, "password": password}).to_string();
+        let (status, answer) = self.call(client, "/v3/auth/authenticate", body.into()).await?;
+        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        let Some(token) = answer["token"].as_str().filter(|_| status.is_success()) else {
+            let why = answer["message"].as_str().unwrap_or("no token");
+            return Err(format!(
+                "etcd: it refuses user `{name}` ({status}: {why}); check user and password_file \
+                 of [etcd_auth]"
+            ));
+        };
+        let with_token = |it: &Client| it.clone().with_authorization(Some(token.to_owned()));
+        let all: Vec<Client> = self.endpoints.iter().map(with_token).collect();
+        let client = all[number].clone();
+        *self.identified.lock().unwrap_or_else(PoisonError::into_inner) = Some(all);
+        Ok(client)
+    }
+
+    /// A transaction at one member. If it is refused, the token may have expired: it is replaced
+    /// once.
+    async fn transact_at(
+        &self,
+        number: usize,
+        body: &Bytes,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let mut fresh = false;
+        loop {
+            let client = self.identify(number, fresh).await?;
+            let answer = self.call(&client, "/v3/kv/txn", body.clone()).await?;
+            if answer.0.is_success() || self.user.is_none() || fresh {
+                return Ok(answer);
+            }
+            fresh = true;
+        }
+    }
+
+    /// One transaction, at the first member that answers.
     async fn transact(&self, transaction: Value) -> Result<Value, StoreError> {
         let body = Bytes::from(transaction.to_string());
         let first = self.last.load(Ordering::Relaxed);
         let mut trouble = String::new();
         for turn in 0..self.endpoints.len() {
             let number = (first + turn) % self.endpoints.len();
-            let client = &self.endpoints[number];
-            match client.raw(Method::POST, "/v3/kv/txn", body.clone(), self.patience).await {
+            match self.transact_at(number, &body).await {
                 Ok((status, answer)) if status.is_success() => {
                     self.last.store(number, Ordering::Relaxed);
                     let text = "the answer of etcd is not JSON";
@@ -82,7 +156,7 @@ impl Etcd {
                 Ok((status, answer)) => {
                     trouble = format!("etcd: {status}: {}", String::from_utf8_lossy(&answer));
                 }
-                Err(error) => trouble = format!("etcd: {error}"),
+                Err(error) => trouble = error,
             }
         }
         Err(StoreError::Unreachable(trouble))
@@ -237,15 +311,16 @@ mod tests {
     }
 
     /// A member of its own; `None` where etcd is not installed.
-    fn start(dir: &std::path::Path, port: u16) -> Option<Server> {
-        let (client, peer) =
-            (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
+    fn start(dir: &std::path::Path, port: u16, scheme: &str, more: &[String]) -> Option<Server> {
+        let client = format!("{scheme}://127.0.0.1:{port}");
+        let peer = format!("http://127.0.0.1:{}", free_port());
         let child = Command::new("etcd")
             .args(["--name", "one", "--data-dir"])
             .arg(dir)
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("one={peer}"), "--log-level", "error"])
+            .args(more)
             .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -262,26 +337,112 @@ mod tests {
         Pulse { site: site.into(), incarnation: 1, count, note: vec![0, 255] }
     }
 
-    #[tokio::test]
-    async fn etcd_keeps_the_record() {
-        let dir = std::env::temp_dir().join(format!("kofm-etcd-{}", std::process::id()));
-        let port = free_port();
-        let Some(server) = start(&dir, port) else {
-            println!("NOT RUN: there is no etcd here; install it: apt-get install etcd-server");
-            return;
-        };
-        let dead = format!("http://127.0.0.1:{}", free_port());
-        let endpoints = [dead, format!("http://127.0.0.1:{port}")];
-        let store = Etcd::new("lab", &endpoints, Duration::from_secs(5)).unwrap();
+    fn not_run() {
+        println!("NOT RUN: there is no etcd here; install it: apt-get install etcd-server");
+    }
+
+    /// The answer to the first heartbeat, when etcd has started.
+    async fn first_beat(store: &Etcd) -> Beat {
         let mut tries = 0;
-        let first = loop {
+        loop {
             match store.beat(Arc::default(), pulse("a", 1), true).await {
-                Ok(beat) => break beat,
+                Ok(beat) => return beat,
                 Err(error) => assert!(tries < 600, "etcd does not start: {error}"),
             }
             tries += 1;
             tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Certificates in a directory: of an authority, of etcd and of a site.
+    fn certificates(dir: &std::path::Path) {
+        use crate::authority;
+        std::fs::create_dir_all(dir).unwrap();
+        let pair = authority::create("etcd").unwrap();
+        std::fs::write(dir.join("ca.pem"), &pair.public).unwrap();
+        for name in ["etcd", "site"] {
+            let made = authority::request("etcd", name).unwrap();
+            let hosts = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+            let issued = authority::issue(&pair, "etcd", name, &hosts, &made.public).unwrap();
+            std::fs::write(dir.join(format!("{name}.pem")), issued).unwrap();
+            std::fs::write(dir.join(format!("{name}.key")), made.key).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn etcd_is_used_over_tls_with_a_user() {
+        let dir = std::env::temp_dir().join(format!("kofm-etcd-tls-{}", std::process::id()));
+        certificates(&dir);
+        let path = |name: &str| dir.join(name);
+        let flags =
+            [("cert-file", "etcd.pem"), ("key-file", "etcd.key"), ("trusted-ca-file", "ca.pem")];
+        let flags = flags.map(|(flag, file)| format!("--{flag}={}", path(file).display()));
+        let flags = [&flags[..], &["--client-cert-auth".to_owned()]].concat();
+        let port = free_port();
+        let Some(server) = start(&path("data"), port, "https", &flags) else { return not_run() };
+        let endpoints = [format!("https://127.0.0.1:{port}")];
+        let patience = Duration::from_secs(5);
+        let own = Some((path("site.pem"), path("site.key")));
+        let tls = EtcdAuth { ca: Some(path("ca.pem")), own, user: None };
+        let open = Etcd::new("lab", &endpoints, &tls, patience).unwrap();
+        assert_eq!(first_beat(&open).await, Beat::Steady(vec![pulse("a", 1)]));
+        // From now on etcd knows who may do what.
+        for (what, body) in [
+            ("user/add", json!({"name": "root", "password": "r"})),
+            ("role/add", json!({"name": "root"})),
+            ("user/grant", json!({"user": "root", "role": "root"})),
+            ("user/add", json!({"name": "kofm", "password": "secret"})),
+            ("role/add", json!({"name": "kofm"})),
+            (
+                "role/grant",
+                json!({"name": "kofm", "perm": {"permType": "READWRITE",
+                    "key": encode(b"kofm/lab/"), "range_end": encode(b"kofm/lab0")}}),
+            ),
+            ("user/grant", json!({"user": "kofm", "role": "kofm"})),
+            ("enable", json!({})),
+        ] {
+            let call = format!("/v3/auth/{what}");
+            let body = Bytes::from(body.to_string());
+            let (status, answer) = open.call(&open.endpoints[0], &call, body).await.unwrap();
+            assert!(status.is_success(), "{what}: {}", String::from_utf8_lossy(&answer));
+        }
+        let refused = open.beat(Arc::default(), pulse("a", 2), true).await;
+        assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
+        let with = |password: &str| {
+            std::fs::write(path("password"), format!("{password}\n")).unwrap();
+            let user = Some(("kofm".to_owned(), path("password")));
+            Etcd::new("lab", &endpoints, &EtcdAuth { user, ..tls.clone() }, patience).unwrap()
         };
+        let wrong = with("wrong").beat(Arc::default(), pulse("a", 2), true).await;
+        let Err(StoreError::Unreachable(text)) = wrong else { panic!("{wrong:?}") };
+        assert!(text.contains("check user and password_file"), "{text}");
+        let store = with("secret");
+        let beat = store.beat(Arc::default(), pulse("a", 2), true).await;
+        assert_eq!(beat, Ok(Beat::Steady(vec![pulse("a", 2)])));
+        // A token that etcd does not know any more is replaced.
+        let stale = |it: &Client| it.clone().with_authorization(Some("gone.7".to_owned()));
+        let stale = store.endpoints.iter().map(stale).collect();
+        *store.identified.lock().unwrap() = Some(stale);
+        assert_eq!(store.swap(record(1, b"x")).await, Ok(Swap::Done));
+        // The authority of another etcd is not believed.
+        certificates(&path("other"));
+        let other = EtcdAuth { ca: Some(path("other").join("ca.pem")), ..tls.clone() };
+        let other = Etcd::new("lab", &endpoints, &other, patience).unwrap();
+        assert!(other.beat(Arc::default(), pulse("a", 3), true).await.is_err());
+        drop(server);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[tokio::test]
+    async fn etcd_keeps_the_record() {
+        let dir = std::env::temp_dir().join(format!("kofm-etcd-{}", std::process::id()));
+        let port = free_port();
+        let Some(server) = start(&dir, port, "http", &[]) else { return not_run() };
+        let dead = format!("http://127.0.0.1:{}", free_port());
+        let endpoints = [dead, format!("http://127.0.0.1:{port}")];
+        let patience = Duration::from_secs(5);
+        let store = Etcd::new("lab", &endpoints, &EtcdAuth::default(), patience).unwrap();
+        let first = first_beat(&store).await;
         assert_eq!(first, Beat::Steady(vec![pulse("a", 1)]));
         let one = record(1, &[0, 1, 2, 255]);
         let other = record(1, b"other");
