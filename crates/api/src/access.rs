@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The body of `POST /v1/tokens`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
@@ -12,16 +12,28 @@ pub struct CreateToken {
     /// Its rules, `VERBS:PATTERN` each.
     #[serde(default)]
     pub rules: Vec<String>,
+    /// The user of the machine that it is, by number; instead of a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+    /// The client certificate that it shows, PEM; instead of a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
+    /// The network from which its `FleetLock` nodes call, as `10.0.0.0/8`; instead of a token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
 }
 
-/// A principal that was made, with its token: it is shown this once.
+/// A principal that was made, with its token if it has one: it is shown this once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MadeToken {
     /// The principal's name.
     pub name: String,
     /// The secret that it shows.
-    pub token: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// What it shows: `token`, or a user, certificate or network.
+    pub credential: String,
     /// Its rules.
     pub rules: Vec<String>,
 }
@@ -42,6 +54,8 @@ pub struct Principal {
 pub struct TokenView {
     /// Its name.
     pub name: String,
+    /// What it shows: `token`, or a user, certificate or network.
+    pub credential: String,
     /// Its rules.
     pub rules: Vec<String>,
     /// How long ago it was made.

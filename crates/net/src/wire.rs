@@ -11,10 +11,10 @@ use kofm_core::SiteId;
 use serde::{Deserialize, Serialize};
 
 /// The newest version that this code speaks.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 /// The oldest one. The header of each frame has it, so that an older site can read the Hello of a
 /// newer one, which says which other versions that site speaks.
-pub const OLDEST: u8 = 5;
+pub const OLDEST: u8 = 6;
 
 /// The versions that a site speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn a_long_body_is_refused_before_it_is_read() {
         let mut buffer = BytesMut::new();
-        buffer.put_slice(b"kofm\x05\x04\0\0\xff\xff\xff\xff\0\0\0\0");
+        buffer.put_slice(b"kofm\x06\x04\0\0\xff\xff\xff\xff\0\0\0\0");
         let error = Frame::decode(&mut buffer, MAX_BODY).unwrap_err();
         assert!(matches!(error, WireError::Length { .. }), "{error}");
         assert!(buffer.capacity() < 1024);
@@ -488,7 +488,7 @@ mod tests {
                 // A right header in front, so that bodies are reached.
                 let kind = u8::try_from(next() % 8 + 1).unwrap();
                 let body: Vec<u8> = (0..next() % 40).map(|_| next().to_le_bytes()[0]).collect();
-                buffer.put_slice(b"kofm\x05");
+                buffer.put_slice(b"kofm\x06");
                 buffer.put_slice(&[kind, 0, 0]);
                 buffer.put_u32_le(u32::try_from(body.len()).unwrap());
                 let sum = checksum(&buffer[..12], &body);

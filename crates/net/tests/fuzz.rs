@@ -223,7 +223,7 @@ fn wrong_frames_are_refused() {
         let body: Vec<u8> = (0..length).map(|_| u8::try_from(rng.below(256)).unwrap()).collect();
         if rng.below(2) == 0 {
             // A right header and sum, so that bodies are reached.
-            buffer.put_slice(b"kofm\x05");
+            buffer.put_slice(b"kofm\x06");
             buffer.put_slice(&[u8::try_from(rng.below(9)).unwrap(), 0, 0]);
             buffer.put_u32_le(u32::try_from(body.len()).unwrap());
             let mut sum = crc32fast::Hasher::new();

@@ -4,7 +4,6 @@
 //! that these stay good.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 
 use kofm_core::quorums::Arbitration;
 use serde::{Deserialize, Serialize};
@@ -15,7 +14,7 @@ use crate::config::{
     is_seat, protocol_named, semaphore_protocol_named, unit_name,
 };
 use crate::plan::{Plan, PlannedPool};
-use crate::rules::{MAX_PRINCIPALS, Principal, Rule};
+use crate::rules::{Credential, MAX_PRINCIPALS, Principal, Rule, hex};
 
 /// The form of the document, which changes with its fields.
 const FORM: u32 = 1;
@@ -78,8 +77,18 @@ pub struct SavedSemaphore {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct SavedPrincipal {
-    /// SHA-256 of its token, in hexadecimal.
-    token_sha256: String,
+    /// SHA-256 of its token, in hexadecimal. A principal has this or one of the next three.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    token_sha256: Option<String>,
+    /// SHA-256 of the public key of its certificate, in hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    certificate_sha256: Option<String>,
+    /// The number of its user on the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user: Option<u32>,
+    /// The network of its addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<String>,
     allow: Vec<String>,
     made_ms: u64,
 }
@@ -129,28 +138,52 @@ impl SavedPool {
 
 impl SavedPrincipal {
     fn of(it: &Principal) -> Self {
-        let hex = it.hash.iter().fold(String::new(), |mut text, byte| {
-            // A string takes everything.
-            write!(text, "{byte:02x}").ok();
-            text
-        });
         let allow = it.rules.iter().map(ToString::to_string).collect();
-        Self { token_sha256: hex, allow, made_ms: it.made_ms }
+        let mut saved = Self {
+            token_sha256: None,
+            certificate_sha256: None,
+            user: None,
+            network: None,
+            allow,
+            made_ms: it.made_ms,
+        };
+        match &it.credential {
+            Credential::Token(hash) => saved.token_sha256 = Some(hex(hash)),
+            Credential::Certificate(key) => saved.certificate_sha256 = Some(hex(key)),
+            Credential::User(uid) => saved.user = Some(*uid),
+            Credential::Network(network) => saved.network = Some(network.to_string()),
+        }
+        saved
     }
 
     fn read(&self, name: &str) -> Result<Principal, String> {
-        let wrong = || format!("principal `{name}`: `token_sha256` is 64 hexadecimal digits");
-        let digits = Some(self.token_sha256.as_bytes()).filter(|it| it.len() == 64);
-        let pairs = digits.ok_or_else(wrong)?.chunks(2).map(|pair| {
+        let hash = |field: &str, text: &str| {
             let digit =
                 |byte: u8| char::from(byte).to_digit(16).and_then(|it| u8::try_from(it).ok());
-            Some(digit(pair[0])? << 4 | digit(pair[1])?)
-        });
-        let bytes = pairs.collect::<Option<Vec<u8>>>().ok_or_else(wrong)?;
-        let hash = <[u8; 32]>::try_from(bytes).map_err(|_| wrong())?;
+            let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
+            let bytes = Some(text.as_bytes()).filter(|it| it.len() == 64);
+            let bytes = bytes.and_then(|it| it.chunks(2).map(pair).collect::<Option<Vec<u8>>>());
+            let hash = bytes.and_then(|it| <[u8; 32]>::try_from(it).ok());
+            hash.ok_or_else(|| format!("principal `{name}`: `{field}` is 64 hexadecimal digits"))
+        };
+        let credential =
+            match (&self.token_sha256, &self.certificate_sha256, self.user, &self.network) {
+                (Some(text), None, None, None) => Credential::Token(hash("token_sha256", text)?),
+                (None, Some(text), None, None) => {
+                    Credential::Certificate(hash("certificate_sha256", text)?)
+                }
+                (None, None, Some(uid), None) => Credential::User(uid),
+                (None, None, None, Some(text)) => Credential::Network(text.parse()?),
+                _ => {
+                    return Err(format!(
+                        "principal `{name}` must have one of `token_sha256`, \
+                         `certificate_sha256`, `user` and `network`"
+                    ));
+                }
+            };
         let rules = self.allow.iter().map(|text| text.parse::<Rule>());
         let rules = rules.collect::<Result<_, _>>()?;
-        Ok(Principal { hash, rules, made_ms: self.made_ms })
+        Ok(Principal { credential, rules, made_ms: self.made_ms })
     }
 }
 
@@ -290,12 +323,15 @@ mod tests {
         plan.quarantine("gpu", "y", Some("ECC".into())).unwrap();
         assert!(plan.put_semaphore("slots", &SemaphoreConfig::new(4)));
         plan.put_gang("pair".into(), [("a".into(), [("gpu".into(), 1)].into())].into());
-        let principal = Principal {
-            hash: rules::hash(b"token"),
-            rules: ["acquire:gpu*"].into_iter().map(|it| it.parse().unwrap()).collect(),
-            made_ms: 5,
-        };
-        plan.principals.insert("ci".into(), principal);
+        for (name, credential) in [
+            ("ci", Credential::Token(rules::hash(b"token"))),
+            ("build", Credential::Certificate([0xa7; 32])),
+            ("alice", Credential::User(1000)),
+            ("nodes", Credential::Network("10.0.0.0/8".parse().unwrap())),
+        ] {
+            let rules = BTreeSet::from(["acquire:gpu*".parse().unwrap()]);
+            plan.principals.insert(name.into(), Principal { credential, rules, made_ms: 5 });
+        }
         plan
     }
 

@@ -30,7 +30,7 @@ const MAX_REASON: usize = 200;
 /// Units whose names are told in an error.
 const SOME: u32 = 8;
 /// What a record in the store begins with: its form, which changes with what a plan contains.
-const FORM: [u8; 5] = *b"kofm\x06";
+const FORM: [u8; 5] = *b"kofm\x07";
 
 /// The configuration of a cluster, as an epoch has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,17 +1,19 @@
-//! Principals and their rights: tokens by their hashes, and rules `VERBS:PATTERN`.
+//! Principals and their rights: credentials by their hashes, and rules `VERBS:PATTERN`.
 //!
 //! Principals are part of the cluster's record, as pools are: a change is an epoch, so it is in
 //! force at all sites when its command returns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::api::{self, Code};
+use crate::api::{self, Code, is_lease_name};
 use crate::config::check_name;
+use crate::ids::is_given_id;
 
 /// Principals in a cluster.
 pub const MAX_PRINCIPALS: usize = 1000;
@@ -21,6 +23,8 @@ const MAX_RULES: usize = 100;
 const MAX_PATTERN: usize = 64;
 /// The first characters of every token.
 const PREFIX: &str = "kofm_";
+/// The first characters of the token for one lease; its id follows.
+const LEASE_PREFIX: &str = "kofm_lease_";
 
 /// A right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -153,11 +157,82 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|&byte| byte == b'*')
 }
 
-/// A named token with its rules. The token itself is shown once and not kept.
+/// What a client shows to be a principal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Credential {
+    /// A token of 256 random bits, by its SHA-256. The token itself is shown once and not kept.
+    Token([u8; 32]),
+    /// A client certificate, by the SHA-256 of its public key.
+    Certificate([u8; 32]),
+    /// A user of the machine, by the number that the kernel tells the Unix socket of the site.
+    User(u32),
+    /// An address in a network; only for the `FleetLock` protocol, whose nodes send no token.
+    Network(Network),
+}
+
+impl Credential {
+    /// The credential in words; a hash by its first digits.
+    pub fn show(&self) -> String {
+        match self {
+            Self::Token(_) => "token".to_owned(),
+            Self::Certificate(key) => format!("certificate {}", &hex(key)[..16]),
+            Self::User(uid) => format!("user {uid}"),
+            Self::Network(network) => format!("network {network}"),
+        }
+    }
+}
+
+/// Addresses that begin with the same bits, written `10.0.0.0/8`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+impl Network {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let first = |address: u128, width: u32| {
+            address.checked_shr(width - u32::from(self.bits)).unwrap_or(0)
+        };
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                first(u32::from(own).into(), 32) == first(u32::from(other).into(), 32)
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => {
+                first(own.into(), 128) == first(other.into(), 128)
+            }
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("network `{text}` must be an address and its first bits, as in 10.0.0.0/8");
+        let (address, bits) = text.split_once('/').ok_or_else(wrong)?;
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let bits: u8 = bits.parse().map_err(|_| wrong())?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        if bits == 0 || bits > width {
+            return Err(wrong());
+        }
+        Ok(Self { address, bits })
+    }
+}
+
+/// A named credential with its rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Principal {
-    /// SHA-256 of the token, which has 256 random bits.
-    pub hash: [u8; 32],
+    pub credential: Credential,
     pub rules: BTreeSet<Rule>,
     /// When it was made, in milliseconds since 1970.
     pub made_ms: u64,
@@ -178,20 +253,47 @@ impl Principal {
 /// Principals by name.
 pub type Principals = BTreeMap<String, Principal>;
 
+/// Bytes in hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A token of 256 random bits, for one principal.
 pub fn make_token(secret: [u8; 32]) -> String {
-    let hex: Vec<String> = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{PREFIX}{}", hex.concat())
+    format!("{PREFIX}{}", hex(&secret))
+}
+
+/// The token that is good for one lease, as long as that lives: its id is a secret already.
+pub fn lease_token(lease: &str) -> String {
+    format!("{LEASE_PREFIX}{lease}")
+}
+
+/// The lease for which a token is good.
+pub fn lease_of(token: &[u8]) -> Option<&str> {
+    let lease = token.strip_prefix(LEASE_PREFIX.as_bytes())?;
+    let lease = std::str::from_utf8(lease).ok()?;
+    // The name of a lease is public: lists show it.
+    let id = lease.starts_with('L') && is_given_id(lease) && !is_lease_name(lease);
+    id.then_some(lease)
 }
 
 pub fn hash(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-/// The principal that has a token.
-pub fn find<'a>(all: &'a Principals, token: &[u8]) -> Option<(&'a str, &'a Principal)> {
-    let hash = hash(token);
-    all.iter().find(|it| it.1.hash == hash).map(|(name, it)| (name.as_str(), it))
+/// The principal that has a credential.
+pub fn find<'a>(all: &'a Principals, shown: &Credential) -> Option<(&'a str, &'a Principal)> {
+    all.iter().find(|it| it.1.credential == *shown).map(|(name, it)| (name.as_str(), it))
+}
+
+/// The principal with the smallest network that has an address.
+pub fn find_network(all: &Principals, address: IpAddr) -> Option<(&str, &Principal)> {
+    let bits = |it: &Principal| match &it.credential {
+        Credential::Network(network) if network.contains(address) => Some(network.bits),
+        _ => None,
+    };
+    let found = all.iter().filter_map(|(name, it)| Some((bits(it)?, name.as_str(), it)));
+    found.max_by_key(|it| it.0).map(|(_, name, it)| (name, it))
 }
 
 /// A change of the principals.
@@ -216,6 +318,14 @@ pub fn change(all: &mut Principals, name: &str, change: PrincipalChange) -> Resu
             check_name(name).map_err(|text| api::Error::new(Code::Malformed, text))?;
             if all.contains_key(name) || name == TOKEN_FILE {
                 let text = format!("principal `{name}` exists; revoke it or choose another name");
+                return Err(api::Error::new(Code::InUse, text));
+            }
+            if let Some((other, it)) = find(all, &principal.credential) {
+                let shown = it.credential.show();
+                let text = format!(
+                    "principal `{other}` has the credential `{shown}`; revoke it, or give it more \
+                     rules with `kofm allow {other}`"
+                );
                 return Err(api::Error::new(Code::InUse, text));
             }
             if all.len() >= MAX_PRINCIPALS {
@@ -333,7 +443,11 @@ mod tests {
             let parsed = rules.iter().map(|(verbs, pattern)| {
                 format!("{}:{pattern}", verbs.join(",")).parse::<Rule>().unwrap()
             });
-            let principal = Principal { hash: [0; 32], rules: parsed.collect(), made_ms: 0 };
+            let principal = Principal {
+                credential: Credential::Token([0; 32]),
+                rules: parsed.collect(),
+                made_ms: 0,
+            };
             for name in names {
                 for verb in Verb::ALL {
                     let expected = may(&rules, verb.name(), name);
@@ -351,13 +465,15 @@ mod tests {
         assert_eq!(token.len(), PREFIX.len() + 64);
         assert_ne!(token, make_token([8; 32]));
         let rules = BTreeSet::from(["read:*".parse().unwrap()]);
-        let principal = Principal { hash: hash(token.as_bytes()), rules, made_ms: 0 };
+        let credential = Credential::Token(hash(token.as_bytes()));
+        let principal = Principal { credential: credential.clone(), rules, made_ms: 0 };
         let mut all = Principals::new();
         change(&mut all, "ci", PrincipalChange::Create(principal.clone())).unwrap();
         assert!(change(&mut all, "ci", PrincipalChange::Create(principal.clone())).is_err());
         assert!(change(&mut all, "a b", PrincipalChange::Create(principal)).is_err());
-        assert_eq!(find(&all, token.as_bytes()).unwrap().0, "ci");
-        assert!(find(&all, b"kofm_").is_none());
+        assert_eq!(find(&all, &credential).unwrap().0, "ci");
+        assert!(find(&all, &Credential::Token(hash(b"kofm_"))).is_none());
+        assert!(find(&all, &Credential::Certificate(hash(token.as_bytes()))).is_none());
         let more = BTreeSet::from(["acquire:gpu".parse().unwrap()]);
         change(&mut all, "ci", PrincipalChange::Allow(more.clone())).unwrap();
         assert!(all["ci"].allows(Verb::Acquire, "gpu"));
@@ -366,6 +482,61 @@ mod tests {
         assert!(change(&mut all, "ci", PrincipalChange::Deny(more)).is_err());
         assert!(change(&mut all, "no", PrincipalChange::Revoke).is_err());
         change(&mut all, "ci", PrincipalChange::Revoke).unwrap();
-        assert!(find(&all, token.as_bytes()).is_none());
+        assert!(find(&all, &credential).is_none());
+    }
+
+    #[test]
+    fn one_credential_is_one_principal() {
+        let mut all = Principals::new();
+        let user = |uid| Principal {
+            credential: Credential::User(uid),
+            rules: BTreeSet::new(),
+            made_ms: 0,
+        };
+        change(&mut all, "alice", PrincipalChange::Create(user(1000))).unwrap();
+        let twice = change(&mut all, "bob", PrincipalChange::Create(user(1000))).unwrap_err();
+        assert!(twice.message.contains("kofm allow alice"), "{}", twice.message);
+        change(&mut all, "bob", PrincipalChange::Create(user(1001))).unwrap();
+        assert_eq!(find(&all, &Credential::User(1001)).unwrap().0, "bob");
+    }
+
+    #[test]
+    fn the_smallest_network_of_an_address_counts() {
+        let mut all = Principals::new();
+        for (name, text) in [("wide", "10.0.0.0/8"), ("near", "10.1.2.0/24"), ("six", "fd00::/8")] {
+            let credential = Credential::Network(text.parse().unwrap());
+            let principal = Principal { credential, rules: BTreeSet::new(), made_ms: 0 };
+            change(&mut all, name, PrincipalChange::Create(principal)).unwrap();
+        }
+        for (address, name) in [
+            ("10.1.2.9", Some("near")),
+            ("::ffff:10.1.2.9", Some("near")),
+            ("10.9.9.9", Some("wide")),
+            ("11.0.0.1", None),
+            ("fd12::1", Some("six")),
+            ("fe80::1", None),
+        ] {
+            let found = find_network(&all, address.parse().unwrap()).map(|it| it.0);
+            assert_eq!(found, name, "{address}");
+        }
+        for bad in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/0", "x/8", "::/129", "1.2.3.4/-1"] {
+            assert!(bad.parse::<Network>().unwrap_err().contains("10.0.0.0/8"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_for_a_lease_names_it() {
+        assert_eq!(lease_of(lease_token("L2-0123456789").as_bytes()), Some("L2-0123456789"));
+        let name = lease_token(api::lease_name("L2-0123456789"));
+        for bad in [
+            name.as_str(),
+            "kofm_lease_",
+            "kofm_lease_R2-abc",
+            "kofm_lease_x",
+            "kofm_L2-abc",
+            "L2-abc",
+        ] {
+            assert_eq!(lease_of(bad.as_bytes()), None, "{bad}");
+        }
     }
 }
