@@ -176,6 +176,9 @@ impl Serve {
             // Tests and scripts that gave port 0 read the port here; others need not.
             let line = format!("{} http://{}\n", site.config().site, listener.local_addr()?);
             drop(try_say(&line));
+            if let Some(https) = &https {
+                tokio::spawn(Arc::clone(https).keep_fresh());
+            }
             let serve = kofm_net::http::serve_tls;
             tokio::spawn(serve(site.clone(), listener, access.clone(), https));
         }

@@ -1,11 +1,16 @@
 //! The cluster's authority: makes certificates for sites.
 
+use std::time::{Duration, SystemTime};
+
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
     DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 
 use crate::tls::site_uri;
+
+/// How far the clock of a client may be behind.
+const CLOCKS: Duration = Duration::from_hours(1);
 
 /// A certificate or a request for one, and its key, both PEM.
 #[derive(Clone, PartialEq, Eq)]
@@ -52,6 +57,32 @@ pub fn request(cluster: &str, site: &str) -> Result<Pair, String> {
         Ok(Pair { public: request.pem()?, key: key.serialize_pem() })
     };
     made().map_err(|error: rcgen::Error| format!("cannot make a key: {error}"))
+}
+
+/// Makes a key, and a certificate for it that clients see for so long. The clocks of clients may be
+/// an hour behind.
+pub(crate) fn issue_to_clients(
+    authority: &Pair,
+    name: String,
+    hosts: &[String],
+    lifetime: Duration,
+) -> Result<Pair, String> {
+    let made = || {
+        let key = KeyPair::generate()?;
+        let issuer =
+            Issuer::from_ca_cert_pem(&authority.public, KeyPair::from_pem(&authority.key)?)?;
+        let mut params = CertificateParams::new(hosts.to_vec())?;
+        params.distinguished_name = common_name(name);
+        let now = SystemTime::now();
+        params.not_before = (now - CLOCKS).into();
+        params.not_after = (now + lifetime).into();
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let certificate = params.signed_by(&key, &issuer)?;
+        Ok(Pair { public: certificate.pem(), key: key.serialize_pem() })
+    };
+    made().map_err(|error: rcgen::Error| format!("cannot make a certificate: {error}"))
 }
 
 /// Makes the certificate of a site from its request. Of that, only the key counts. Clients find the
