@@ -1,5 +1,7 @@
 //! Who asks, and whether it may: the credential of a client, and its rights.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
@@ -8,13 +10,33 @@ use serde_json::Value;
 use crate::access::Access;
 use crate::api::{self, Call, Code, Happening, Holder};
 use crate::site::Site;
-use kofm_site::rules::{self, Principal, Principals, TOKEN_FILE, Verb};
+use kofm_site::rules::{self, Credential, Principal, Principals, TOKEN_FILE, Verb};
 
 /// Identifies the clients of a site.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     pub site: Site,
     pub access: Access,
+}
+
+/// The client at the other end of a connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// Its address, for the audit log.
+    pub address: Arc<str>,
+    pub ip: Option<IpAddr>,
+    /// The user of a Unix socket, or the key of a client certificate; or why that does not count.
+    pub credential: Option<Result<Credential, Arc<str>>>,
+}
+
+/// A request for a credential.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Normal,
+    /// Rules will do that may have changed since.
+    Stale,
+    /// The `FleetLock` protocol, whose nodes send no token: the address may identify them.
+    FleetLock,
 }
 
 /// A client that was identified.
@@ -24,9 +46,15 @@ pub(crate) struct Caller {
     pub name: Option<Arc<str>>,
     /// The rights of a principal; none if it may do everything.
     limits: Option<Arc<Principal>>,
+    /// The one lease that its token is for.
+    lease: Option<Arc<str>>,
     /// Names that the call concerns, for the audit log.
     touched: Arc<Mutex<Vec<String>>>,
 }
+
+const MISSING: &str = "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
+const REJECTED: &str = "token rejected: it is neither a token of the cluster (revoked?) nor in the \
+                        site's token_file; set KOFM_TOKEN to a valid one";
 
 impl Gate {
     /// The token that a request shows.
@@ -41,35 +69,89 @@ impl Gate {
         self.access.is_open() && self.site.with_principals(Principals::is_empty)
     }
 
-    /// Identifies a client. `stale`: whether rules will do that may have changed since.
+    /// Identifies a client: by its token, otherwise by what its connection shows.
     pub(crate) async fn admit(
         &self,
         token: Option<&[u8]>,
-        stale: bool,
+        origin: &Origin,
+        purpose: Purpose,
     ) -> Result<Caller, api::Error> {
+        let unauthorized = |text: String| Err(api::Error::new(Code::Unauthorized, text));
         if self.is_open() {
             return Ok(Caller::new(None, None));
         }
-        let Some(token) = token else {
-            let text = "token missing: set KOFM_TOKEN, or send `authorization: Bearer TOKEN`";
-            return Err(api::Error::new(Code::Unauthorized, text));
-        };
-        if self.access.has(token) {
+        if token.is_some_and(|token| self.access.has(token)) {
             return Ok(Caller::new(Some(TOKEN_FILE.into()), None));
         }
-        if !stale && self.site.with_principals(|all| !all.is_empty()) {
+        let ip = origin.ip.filter(|_| purpose == Purpose::FleetLock);
+        if token.is_none() && origin.credential.is_none() && ip.is_none() {
+            return unauthorized(MISSING.to_owned());
+        }
+        if purpose != Purpose::Stale && self.site.with_principals(|all| !all.is_empty()) {
             self.site.current_principals().await?;
         }
-        let found = self.site.with_principals(|all| {
-            rules::find(all, token).map(|(name, it)| (Arc::from(name), Arc::new(it.clone())))
-        });
-        let Some((name, principal)) = found else {
-            let text = "token rejected: it is neither a token of the cluster (revoked?) nor in the \
-                        site's token_file; set KOFM_TOKEN to a valid one";
-            return Err(api::Error::new(Code::Unauthorized, text));
+        if let Some(lease) = token.and_then(rules::lease_of) {
+            if purpose == Purpose::Stale {
+                // It concerns no lease; other sites need not be asked.
+                let text = "the token is for a lease only, and lacks `read` on pattern `*`";
+                return Err(api::Error::new(Code::Forbidden, text));
+            }
+            return self.admit_lease(lease).await;
+        }
+        let named = |(name, it): (&str, &Principal)| (Arc::from(name), Arc::new(it.clone()));
+        let find = |shown: &Credential| {
+            self.site.with_principals(|all| rules::find(all, shown).map(named))
+        };
+        let (name, principal) = match (token, &origin.credential) {
+            (Some(token), _) => match find(&Credential::Token(rules::hash(token))) {
+                Some(found) => found,
+                None => return unauthorized(REJECTED.to_owned()),
+            },
+            (None, shown) => {
+                let by_network = || {
+                    let all = |all: &Principals| rules::find_network(all, ip?).map(named);
+                    self.site.with_principals(all)
+                };
+                let own = shown.as_ref().and_then(|it| it.as_ref().ok());
+                match (own.and_then(find).or_else(by_network), shown) {
+                    (Some(found), _) => found,
+                    (None, None) => return unauthorized(MISSING.to_owned()),
+                    (None, Some(Err(why))) => return unauthorized(why.to_string()),
+                    (None, Some(Ok(shown))) => {
+                        let shown = shown.show();
+                        return unauthorized(format!(
+                            "token missing: the cluster has no principal for `{shown}` either; \
+                             set KOFM_TOKEN, or ask an administrator for `kofm token create`"
+                        ));
+                    }
+                }
+            }
         };
         let limits = (!principal.rules_all()).then_some(principal);
         Ok(Caller::new(Some(name), limits))
+    }
+
+    /// Identifies a client by the id of a lease: it may renew and release that one, in the name of
+    /// the principal that asked for it, as long as that is a principal.
+    async fn admit_lease(&self, lease: &str) -> Result<Caller, api::Error> {
+        let holder = self.site.holder(lease).await?;
+        let valid = holder.as_ref().is_some_and(|it| match it.principal.as_deref() {
+            None => true,
+            Some(TOKEN_FILE) => !self.access.is_open(),
+            Some(name) => self.site.with_principals(|all| all.contains_key(name)),
+        });
+        let Some(holder) = holder.filter(|_| valid) else {
+            let text = "token rejected: it is for a lease that has ended or whose principal was \
+                        revoked";
+            return Err(api::Error::new(Code::Unauthorized, text));
+        };
+        let none =
+            Principal { credential: Credential::User(0), rules: BTreeSet::new(), made_ms: 0 };
+        // A name that no principal can have.
+        let nameless = || format!("lease:{}", api::lease_name(lease)).into();
+        let name = holder.principal.map_or_else(nameless, Into::into);
+        let lease = Some(lease.into());
+        Ok(Caller { lease, ..Caller::new(Some(name), Some(Arc::new(none))) })
     }
 
     /// Whether a call over the lean protocol is allowed; it then carries its principal.
@@ -132,7 +214,7 @@ impl Gate {
 
 impl Caller {
     fn new(name: Option<Arc<str>>, limits: Option<Arc<Principal>>) -> Self {
-        Self { name, limits, touched: Arc::default() }
+        Self { name, limits, lease: None, touched: Arc::default() }
     }
 
     /// The same caller, for the next call.
@@ -168,6 +250,14 @@ impl Caller {
     }
 
     fn lacks(&self, verb: Verb, kind: &str, name: &str) -> api::Error {
+        if let Some(lease) = &self.lease {
+            let lease = api::lease_name(lease);
+            let text = format!(
+                "the token is for lease `{lease}` only, and lacks `{verb}` on {kind} `{name}`; \
+                 set KOFM_TOKEN to the token of a principal"
+            );
+            return api::Error::new(Code::Forbidden, text);
+        }
         let who = self.name.as_deref().unwrap_or_default();
         let text = format!(
             "principal `{who}` lacks `{verb}` on {kind} `{name}`; an administrator grants it with \
@@ -211,6 +301,14 @@ impl Caller {
         other: Verb,
     ) -> Result<(), api::Error> {
         holder.into_iter().flat_map(|it| &it.pools).for_each(|pool| self.touch(pool));
+        if let Some(lease) = &self.lease {
+            // Every call on a lease has a verb for its owner.
+            return if own.is_some() && **lease == *id {
+                Ok(())
+            } else {
+                Err(self.lacks(other, "lease", api::lease_name(id)))
+            };
+        }
         let verb = match holder {
             Some(holder) if self.owns(holder) => own,
             Some(_) => Some(other),
@@ -232,6 +330,9 @@ impl Caller {
 
     /// Whether the caller may see an event.
     pub(crate) fn may_see(&self, happening: &Happening) -> bool {
+        if let Some(lease) = &self.lease {
+            return happening.lease.as_deref() == Some(api::lease_name(lease));
+        }
         let own = happening.principal.is_some() && happening.principal == self.name;
         own || happening.want.keys().all(|pool| self.may(Verb::Read, pool))
     }
@@ -239,6 +340,12 @@ impl Caller {
     /// Whether the caller may see an entry of a list, or a request; the id of a lease that it must
     /// not release is taken out of it.
     pub(crate) fn sees(&self, entry: &mut Value) -> bool {
+        if let Some(lease) = &self.lease {
+            let name = Value::from(api::lease_name(lease));
+            return entry["name"] == name
+                || entry["lease"] == name
+                || entry["lease"]["name"] == name;
+        }
         let own = entry["principal"].as_str().is_some_and(|it| Some(it) == self.name.as_deref());
         let mut pools: Vec<String> = Vec::new();
         for field in ["want", "units"] {

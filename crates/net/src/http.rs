@@ -15,6 +15,7 @@ mod openapi;
 mod operation;
 mod operations;
 mod paging;
+mod slots;
 mod tokens;
 
 use std::sync::Arc;
@@ -40,17 +41,18 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use self::edge::Edge;
-use self::listen::{HEADERS_IN, Peer, Slot};
+use self::listen::HEADERS_IN;
 pub use self::listen::{bind_unix, serve, serve_tls, serve_unix};
 use self::operation::{Door, Operation, explain, not_a_field};
 use self::paging::{ListQuery, PageQuery, paged};
+pub(crate) use self::slots::Slot;
 use crate::access::Access;
 use crate::api::{
     AddSpec, Added, Code, Error, JoinGang, MemberChange, MemberChanged, PutPool, PutQuarantine,
     PutSemaphore, Released, Removed, StartGang, State, Submit, TakeSpec,
 };
 use crate::duration;
-use crate::gate::{Caller, Gate};
+use crate::gate::{Caller, Gate, Origin};
 use crate::site::Site;
 use kofm_site::backup::Backup;
 use kofm_site::rules::Verb;
@@ -523,7 +525,7 @@ async fn no_method(method: Method, uri: Uri) -> Answer {
 /// Goes on with frames instead of HTTP.
 async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let token = Gate::token(request.headers());
-    let address = request.extensions().get::<Peer>().cloned();
+    let origin = request.extensions().get::<Origin>().cloned().unwrap_or_default();
     if request.headers().get(UPGRADE).is_none_or(|name| name != kofm_api::fast::UPGRADE) {
         let text = format!("send `connection: upgrade` and `upgrade: {}`", kofm_api::fast::UPGRADE);
         return Err(Error::new(Code::Malformed, text).into());
@@ -531,11 +533,10 @@ async fn fast(Shared(app): Shared<App>, request: HttpRequest<Body>) -> Answer {
     let slot = request.extensions().get::<Slot>().cloned();
     let upgraded = hyper::upgrade::on(request);
     tokio::spawn(async move {
-        let _slot = slot;
         match timeout(HEADERS_IN, upgraded).await {
             Ok(Ok(stream)) => {
-                let address = address.map(|it| it.0).unwrap_or_default();
-                crate::fast::serve(app.gate, token, &address, TokioIo::new(stream)).await;
+                let from = (token.as_deref(), &origin);
+                crate::fast::serve(app.gate, from, slot, TokioIo::new(stream)).await;
             }
             Ok(Err(error)) => debug!(%error, "no upgrade"),
             Err(_) => debug!("no upgrade in time"),

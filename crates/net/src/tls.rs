@@ -71,7 +71,7 @@ pub(crate) fn key_of(certificate: &CertificateDer<'_>) -> Option<KeyId> {
 pub(crate) fn key_of_pem(certificate: &str) -> Result<KeyId, String> {
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes());
     let key = certificate.ok().and_then(|it| key_of(&it));
-    key.ok_or_else(|| "the new certificate cannot be read".to_owned())
+    key.ok_or_else(|| "the certificate cannot be read".to_owned())
 }
 
 /// The certificate and the trust of one site.

@@ -15,7 +15,8 @@ use kofm_api::fast::{FastAnswer, FastCall, Frames, MAX_CALL, MAX_OPEN, peek};
 
 use super::into_call;
 use crate::api::{Call, State};
-use crate::gate::Gate;
+use crate::gate::{Gate, Origin, Purpose};
+use crate::http::Slot;
 
 /// Answers on their way to one client, as many as it may have calls open.
 #[derive(Debug, Default)]
@@ -84,6 +85,11 @@ impl Outbox {
         count
     }
 
+    /// Whether a request of the client waits.
+    fn has_queued(&self) -> bool {
+        !self.lock().queued.is_empty()
+    }
+
     /// Nobody reads any more. Says which calls still wait.
     fn close(&self) -> Vec<u64> {
         let mut answers = self.lock();
@@ -96,13 +102,13 @@ impl Outbox {
 /// Answers one client until it leaves or says something wrong.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(
     gate: Gate,
-    token: Option<Vec<u8>>,
-    address: &str,
+    from: (Option<&[u8]>, &Origin),
+    slot: Option<Slot>,
     stream: S,
 ) {
     let site = gate.site.clone();
     let outbox = Arc::new(Outbox::default());
-    if let Err(error) = converse(&gate, (token.as_deref(), address), stream, &outbox).await {
+    if let Err(error) = converse(&gate, from, slot, stream, &outbox).await {
         tracing::debug!(%error, "fast client");
     }
     // Nobody else knows of the requests that wait: they go with their client.
@@ -116,14 +122,15 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Send>(
 /// not listened to, so what waits for a client is bounded.
 async fn converse(
     gate: &Gate,
-    from: (Option<&[u8]>, &str),
+    from: (Option<&[u8]>, &Origin),
+    slot: Option<Slot>,
     stream: impl AsyncRead + AsyncWrite,
     outbox: &Arc<Outbox>,
 ) -> io::Result<()> {
     let mut stream = pin!(stream);
     let (mut buffer, mut out) = (BytesMut::new(), Vec::new());
-    // Calls without an answer.
-    let mut open = 0;
+    // Calls without an answer. While there are some, the connection makes no room for another.
+    let (mut open, mut busy) = (0, None);
     loop {
         open += take_calls(gate, from, &mut buffer, MAX_OPEN - open, outbox).await?;
         let count = outbox.take(&mut out);
@@ -132,6 +139,18 @@ async fn converse(
             stream.write_all(&out).await?;
             continue;
         }
+        let used = open > 0 || outbox.has_queued();
+        if used && busy.is_none() {
+            busy = slot.as_ref().map(Slot::begin);
+        } else if !used {
+            busy = None;
+        }
+        let closed = async {
+            match &slot {
+                Some(slot) => slot.closed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             length = stream.read_buf(&mut buffer), if open < MAX_OPEN => {
                 if length? == 0 {
@@ -139,6 +158,7 @@ async fn converse(
                 }
             }
             () = outbox.wake.notified() => {}
+            () = closed => return Ok(()),
         }
     }
 }
@@ -146,7 +166,7 @@ async fn converse(
 /// Makes the calls that are there whole, as many as may be; says how many.
 async fn take_calls(
     gate: &Gate,
-    (token, address): (Option<&[u8]>, &str),
+    (token, origin): (Option<&[u8]>, &Origin),
     buffer: &mut BytesMut,
     limit: usize,
     outbox: &Arc<Outbox>,
@@ -154,7 +174,11 @@ async fn take_calls(
     let (mut count, mut here) = (0, Vec::new());
     let site = &gate.site;
     // Rights may have changed since the last calls.
-    let caller = if buffer.is_empty() { None } else { Some(gate.admit(token, false).await) };
+    let caller = if buffer.is_empty() {
+        None
+    } else {
+        Some(gate.admit(token, origin, Purpose::Normal).await)
+    };
     while count < limit
         && let Some((length, (number, call))) = peek::<(u64, FastCall<'_>)>(buffer, MAX_CALL)?
     {
@@ -171,7 +195,7 @@ async fn take_calls(
             Some(Ok(caller)) => {
                 let caller = caller.again();
                 let allowed = gate.check_call(&caller, &mut call).await;
-                gate.note_call(&caller, address, &call, allowed.is_ok());
+                gate.note_call(&caller, &origin.address, &call, allowed.is_ok());
                 allowed
             }
             Some(Err(error)) => Err(error.clone()),

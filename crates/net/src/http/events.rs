@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Answer, ApiError, App, Asked};
 use crate::api::{Code, Error, Happening};
-use crate::gate::Caller;
+use crate::gate::{Caller, Gate, Origin, Purpose};
 use crate::site::{Listening, Site};
 use kofm_site::config::check_name;
 
@@ -86,6 +86,7 @@ impl Drop for Counted {
 pub(super) async fn events(
     Shared(app): Shared<App>,
     Extension(caller): Extension<Caller>,
+    origin: Option<Extension<Origin>>,
     headers: HeaderMap,
     Asked(query): Asked<EventsQuery>,
 ) -> Answer {
@@ -103,7 +104,9 @@ pub(super) async fn events(
     let resumed = last.map(|it| it.0).unwrap_or_default();
     position.0.extend(resumed.clone());
     let (sender, receiver) = mpsc::channel(ON_THE_WAY);
-    let teller = Teller { site: app.site, caller, position, sender };
+    let origin = origin.map(|Extension(it)| it).unwrap_or_default();
+    let shown = (Gate::token(&headers), origin);
+    let teller = Teller { site: app.site, gate: app.gate, shown, caller, position, sender };
     tokio::spawn(async move {
         let _counted = counted;
         teller.run(resumed, listening).await;
@@ -115,12 +118,15 @@ pub(super) async fn events(
 /// Tells one client what happens, each event of a site once and in order.
 struct Teller {
     site: Site,
+    gate: Gate,
+    /// The credential, which may be revoked while the client listens.
+    shown: (Option<Vec<u8>>, Origin),
     caller: Caller,
     position: Position,
     sender: mpsc::Sender<Result<Event, Infallible>>,
 }
 
-/// The client is gone.
+/// The client is gone, or its credential was revoked.
 struct Gone;
 
 impl Teller {
@@ -206,6 +212,11 @@ impl Teller {
             return Ok(());
         }
         *next = happening.seq + 1;
+        if self.caller.name.is_some() {
+            let (token, origin) = &self.shown;
+            let admitted = self.gate.admit(token.as_deref(), origin, Purpose::Normal).await;
+            self.caller = admitted.map_err(|_| Gone)?;
+        }
         if !self.caller.may_see(happening) {
             return Ok(());
         }

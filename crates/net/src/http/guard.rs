@@ -12,9 +12,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 
 use super::ApiError;
-use super::listen::Peer;
 use crate::api::{Code, Error, lease_name};
-use crate::gate::{Caller, Gate};
+use crate::gate::{Caller, Gate, Origin, Purpose};
 use kofm_site::rules::Verb;
 
 /// A list is at most this long when it is read again to take entries out.
@@ -76,12 +75,16 @@ pub(super) async fn guard(
 ) -> Response {
     let token = Gate::token(request.headers());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let address = request.extensions().get::<Peer>().map(|it| Arc::clone(&it.0));
-    let address = address.unwrap_or_default();
+    let origin = request.extensions().get::<Origin>().cloned().unwrap_or_default();
+    let address = Arc::clone(&origin.address);
     let need = need(&method, &path);
     let verb = verb_of(&need, &method, &path);
-    let stale = matches!(need, Need::Nothing);
-    let caller = match gate.admit(token.as_deref(), stale).await {
+    let purpose = match (&need, path.as_str()) {
+        (Need::Nothing, _) => Purpose::Stale,
+        (_, "/v1/pre-reboot" | "/v1/steady-state") => Purpose::FleetLock,
+        _ => Purpose::Normal,
+    };
+    let caller = match gate.admit(token.as_deref(), &origin, purpose).await {
         Ok(caller) => caller,
         Err(error) => {
             let object = shown(&path);
@@ -95,10 +98,18 @@ pub(super) async fn guard(
     let names = names.map(|it| it.0).unwrap_or_default();
     let name = names.get("name").or_else(|| names.get("id")).map_or("", String::as_str);
     let filtered = matches!(need, Need::Filtered | Need::Own(None, _)) && !caller.may_everything();
+    let polls = matches!(need, Need::Own(None, _)) && caller.name.is_some();
     let response = match check(&gate, &caller, need, name).await {
         Ok(()) => {
             parts.extensions.insert(caller.clone());
-            next.run(HttpRequest::from_parts(parts, body)).await
+            let answer = next.run(HttpRequest::from_parts(parts, body)).await;
+            // A long poll: the credential may have been revoked while it waited.
+            let admitted = if polls {
+                gate.admit(token.as_deref(), &origin, purpose).await.err()
+            } else {
+                None
+            };
+            admitted.map_or(answer, refused)
         }
         Err(error) => refused(error),
     };

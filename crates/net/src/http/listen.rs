@@ -1,5 +1,6 @@
 //! Connections of clients: taken on, counted and served.
 
+use std::convert::Infallible;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::Request as HttpRequest;
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -16,18 +18,18 @@ use hyper_util::service::TowerToHyperService;
 use kofm_client::keep_alive;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use super::router_on;
+use super::slots::{self, Answering, Slot};
 use crate::access::Access;
-use crate::https::Https;
+use crate::gate::Origin;
+use crate::https::{Https, credential_of};
 use crate::site::Site;
+use kofm_site::rules::{Credential, Principal};
 
-/// Clients that may be connected at once.
-const MAX_CONNECTIONS: usize = 50_000;
 /// How long a client may take for what it begins with.
 pub(super) const HEADERS_IN: Duration = Duration::from_secs(30);
 
@@ -35,14 +37,6 @@ pub(super) const HEADERS_IN: Duration = Duration::from_secs(30);
 const REFUSAL: Duration = Duration::from_secs(2);
 /// The first byte of a TLS connection.
 const TLS_HANDSHAKE: u8 = 0x16;
-
-/// The place of a connection among those that may be; requests carry it, and who goes on without
-/// HTTP keeps it.
-pub(super) type Slot = Arc<OwnedSemaphorePermit>;
-
-/// The address of a client; requests carry it.
-#[derive(Clone, Debug)]
-pub(super) struct Peer(pub Arc<str>);
 
 /// Answers clients on a TCP port until the listener fails.
 pub fn serve(
@@ -66,8 +60,7 @@ pub fn serve_tls(
     if listener.local_addr().is_ok_and(|address| !address.ip().is_loopback()) {
         site.note_exposed(access.is_open(), insecure || https.is_none());
     }
-    let router = router_on(site, access, false);
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let router = router_on(site.clone(), access, false);
     async move {
         loop {
             match listener.accept().await {
@@ -76,17 +69,25 @@ pub fn serve_tls(
                     if stream.set_nodelay(true).is_err() {
                         continue;
                     }
-                    let Some(slot) = slot(&slots) else { continue };
-                    let client = Client {
-                        router: router.clone(),
-                        slot,
+                    let Some(slot) = slot() else { continue };
+                    let origin = Origin {
                         address: address.to_string().into(),
+                        ip: Some(address.ip()),
+                        credential: None,
                     };
+                    let client = Client { router: router.clone(), slot, origin };
                     match &https {
                         None => client.answer(stream),
                         Some(https) => {
                             let plain = insecure || address.ip().to_canonical().is_loopback();
-                            tokio::spawn(client.find_scheme(stream, https.acceptor(), plain));
+                            let asks = site.with_principals(|all| {
+                                let key = |it: &Principal| {
+                                    matches!(it.credential, Credential::Certificate(_))
+                                };
+                                all.values().any(key)
+                            });
+                            let acceptor = https.acceptor(asks);
+                            tokio::spawn(client.find_scheme(stream, acceptor, plain));
                         }
                     }
                 }
@@ -111,15 +112,18 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 /// Answers clients on a Unix socket until the listener fails.
 pub async fn serve_unix(site: Site, listener: UnixListener, access: Access) {
     let router = router_on(site, access, true);
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let user = stream.peer_cred().map(|it| it.uid());
-                let user = user.map_or_else(|_| "?".to_owned(), |uid| uid.to_string());
-                let Some(slot) = slot(&slots) else { continue };
-                let address = format!("unix:uid={user}").into();
-                Client { router: router.clone(), slot, address }.answer(stream);
+                let user = stream.peer_cred().map(|it| it.uid()).ok();
+                let shown = user.map_or_else(|| "?".to_owned(), |uid| uid.to_string());
+                let Some(slot) = slot() else { continue };
+                let origin = Origin {
+                    address: format!("unix:uid={shown}").into(),
+                    ip: None,
+                    credential: user.map(|uid| Ok(Credential::User(uid))),
+                };
+                Client { router: router.clone(), slot, origin }.answer(stream);
             }
             Err(error) => cannot_accept(&error).await,
         }
@@ -131,33 +135,45 @@ async fn cannot_accept(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-fn slot(slots: &Arc<Semaphore>) -> Option<Slot> {
-    let slot = Arc::clone(slots).try_acquire_owned().ok();
+fn slot() -> Option<Slot> {
+    let slot = slots::take();
     if slot.is_none() {
         // Closed at once: the client's retry is cheaper than our memory.
-        warn!("{MAX_CONNECTIONS} clients are connected; one more was turned away");
+        warn!("all connections for clients are in use; one more was turned away");
     }
-    slot.map(Slot::new)
+    slot
 }
 
 /// A client that has connected.
 struct Client {
     router: Router,
     slot: Slot,
-    address: Arc<str>,
+    origin: Origin,
 }
 
 impl Client {
     /// Answers a client that says HTTPS or HTTP with its first byte; `plain`: whether it may say
     /// HTTP.
-    async fn find_scheme(self, mut stream: TcpStream, acceptor: TlsAcceptor, plain: bool) {
+    async fn find_scheme(self, stream: TcpStream, acceptor: TlsAcceptor, plain: bool) {
+        let slot = self.slot.clone();
+        tokio::select! {
+            () = self.greet(stream, acceptor, plain) => {}
+            () = slot.closed() => {}
+        }
+    }
+
+    async fn greet(mut self, mut stream: TcpStream, acceptor: TlsAcceptor, plain: bool) {
         let mut first = [0];
         let Ok(Ok(1)) = timeout(HEADERS_IN, stream.peek(&mut first)).await else { return };
         if first[0] == TLS_HANDSHAKE {
             match timeout(HEADERS_IN, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => self.answer(stream),
-                Ok(Err(error)) => debug!(address = %self.address, %error, "TLS"),
-                Err(_) => debug!(address = %self.address, "TLS: no greeting in time"),
+                Ok(Ok(stream)) => {
+                    let shown = stream.get_ref().1.peer_certificates();
+                    self.origin.credential = shown.and_then(<[_]>::first).map(credential_of);
+                    self.answer(stream);
+                }
+                Ok(Err(error)) => debug!(address = %self.origin.address, %error, "TLS"),
+                Err(_) => debug!(address = %self.origin.address, "TLS: no greeting in time"),
             }
         } else if plain {
             self.answer(stream);
@@ -187,23 +203,32 @@ impl Client {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { router, slot, address } = self;
-        let (peer, service) = (Peer(address), TowerToHyperService::new(router));
+        let Self { router, slot, origin } = self;
+        let (service, used) = (TowerToHyperService::new(router), slot.clone());
         let service = service_fn(move |mut request: HttpRequest<Incoming>| {
-            request.extensions_mut().insert(Slot::clone(&slot));
-            request.extensions_mut().insert(peer.clone());
-            service.call(request)
+            let busy = used.begin();
+            request.extensions_mut().insert(used.clone());
+            request.extensions_mut().insert(origin.clone());
+            let answer = service.call(request);
+            async move {
+                let answer: Response = answer.await?;
+                Ok::<_, Infallible>(answer.map(|body| Answering::new(body, busy)))
+            }
         });
         tokio::spawn(async move {
-            let served = hyper::server::conn::http1::Builder::new()
+            let serve = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADERS_IN)
                 .max_buf_size(64 << 10)
                 .serve_connection(TokioIo::new(stream), service)
-                .with_upgrades()
-                .await;
-            if let Err(error) = served {
-                debug!(%error, "client");
+                .with_upgrades();
+            tokio::select! {
+                served = serve => {
+                    if let Err(error) = served {
+                        debug!(%error, "client");
+                    }
+                }
+                () = slot.closed() => debug!("an idle client made room for another one"),
             }
         });
     }
@@ -232,9 +257,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let slot = slot(&Arc::new(Semaphore::new(1))).unwrap();
-        let client = Client { router: Router::new(), slot, address: "192.0.2.1:5".into() };
-        let served = tokio::spawn(client.find_scheme(stream, https.acceptor(), false));
+        let slot = slot().unwrap();
+        let origin = Origin { address: "192.0.2.1:5".into(), ..Origin::default() };
+        let client = Client { router: Router::new(), slot, origin };
+        let served = tokio::spawn(client.find_scheme(stream, https.acceptor(false), false));
         ours.write_all(b"GET /v1/pools HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let mut answer = String::new();
         ours.read_to_string(&mut answer).await.unwrap();

@@ -10,11 +10,35 @@ use axum::http::Request as HttpRequest;
 use super::{Answer, App, Named, body, ok};
 use crate::api::{Code, CreateToken, Error, PutRules, Removed, RuleView, TokenView};
 use crate::gate::Caller;
-use kofm_site::rules::{Rule, Verb};
+use crate::tls::key_of_pem;
+use kofm_site::rules::{Credential, Rule, Verb};
 
 fn parse(texts: &[String]) -> Result<BTreeSet<Rule>, Error> {
     let rules = texts.iter().map(|text| text.parse::<Rule>());
     rules.collect::<Result<_, _>>().map_err(|text| Error::new(Code::Malformed, text))
+}
+
+/// The credential of a principal that gets no token.
+fn credential(spec: &CreateToken) -> Result<Option<Credential>, Error> {
+    let malformed = |text: String| Error::new(Code::Malformed, text);
+    let key = |pem: &String| {
+        key_of_pem(pem)
+            .map_err(|_| malformed("certificate: it must be a certificate in PEM form".to_owned()))
+    };
+    let certificate = spec.certificate.as_ref().map(key).transpose()?;
+    let network = spec.network.as_ref().map(|it| it.parse()).transpose().map_err(malformed)?;
+    let given = [
+        spec.user.map(Credential::User),
+        certificate.map(Credential::Certificate),
+        network.map(Credential::Network),
+    ];
+    let mut given = given.into_iter().flatten();
+    let first = given.next();
+    if given.next().is_some() {
+        let text = "a principal has one credential: user, certificate or network".to_owned();
+        return Err(malformed(text));
+    }
+    Ok(first)
 }
 
 pub(super) async fn list(Shared(app): Shared<App>) -> Answer {
@@ -26,9 +50,10 @@ pub(super) async fn create(
     Extension(caller): Extension<Caller>,
     request: HttpRequest<Body>,
 ) -> Answer {
-    let CreateToken { name, rules } = body(request).await?;
-    caller.touch(&name);
-    let rules = parse(&rules)?;
+    let spec: CreateToken = body(request).await?;
+    caller.touch(&spec.name);
+    let (credential, rules) = (credential(&spec)?, parse(&spec.rules)?);
+    let name = spec.name;
     let all = |rule: &Rule| rule.pattern == "*" && rule.verbs.contains(&Verb::Admin);
     if app.gate.is_open() && !rules.iter().any(all) {
         let text = "the first principal must have the rule admin:*, because every client needs a \
@@ -36,7 +61,10 @@ pub(super) async fn create(
                     admin:*`";
         return Err(Error::new(Code::InUse, text).into());
     }
-    ok(&app.site.create_token(&name, rules).await?)
+    ok(&match credential {
+        None => app.site.create_token(&name, rules).await?,
+        Some(credential) => app.site.create_principal(&name, credential, rules).await?,
+    })
 }
 
 /// Refuses a change after which no principal could administer the cluster, unless this site's

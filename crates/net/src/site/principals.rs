@@ -9,7 +9,7 @@ use super::Site;
 use crate::api::{self, Answer, Call, Code, Holder, MadeToken, TokenView};
 use crate::boottime::{Boottime, Moment};
 use kofm_site::ids::home_of;
-use kofm_site::rules::{self, Principal, PrincipalChange, Principals, Rule};
+use kofm_site::rules::{self, Credential, Principal, PrincipalChange, Principals, Rule};
 
 /// How long a credential may wait until this site knows the cluster's rules again.
 const CATCH_UP: Duration = Duration::from_secs(2);
@@ -74,20 +74,31 @@ impl Site {
         }
     }
 
-    /// Makes a principal. Its token is in the answer, and nowhere else.
+    /// Makes a principal with a token. It is in the answer, and nowhere else.
     pub async fn create_token(
         &self,
         name: &str,
         rules: BTreeSet<Rule>,
     ) -> Result<MadeToken, api::Error> {
-        self.check_rules(&rules)?;
         let token = crate::random::new_token();
-        let made_ms = now_ms();
-        let hash = rules::hash(token.as_bytes());
-        let principal = Principal { hash, rules: rules.clone(), made_ms };
+        let credential = Credential::Token(rules::hash(token.as_bytes()));
+        let made = self.create_principal(name, credential, rules).await?;
+        Ok(MadeToken { token: Some(token), ..made })
+    }
+
+    /// Makes a principal that shows this credential.
+    pub async fn create_principal(
+        &self,
+        name: &str,
+        credential: Credential,
+        rules: BTreeSet<Rule>,
+    ) -> Result<MadeToken, api::Error> {
+        self.check_rules(&rules)?;
+        let shown = credential.show();
+        let principal = Principal { credential, rules: rules.clone(), made_ms: now_ms() };
         self.change_principal(name, PrincipalChange::Create(principal)).await?;
         let rules = rules.iter().map(ToString::to_string).collect();
-        Ok(MadeToken { name: name.to_owned(), token, rules })
+        Ok(MadeToken { name: name.to_owned(), token: None, credential: shown, rules })
     }
 
     /// Ends a principal: no site accepts its token from then on.
@@ -111,6 +122,7 @@ impl Site {
         let now = now_ms();
         let view = |(name, it): (&String, &Principal)| TokenView {
             name: name.clone(),
+            credential: it.credential.show(),
             rules: it.rules.iter().map(ToString::to_string).collect(),
             age_ms: now.saturating_sub(it.made_ms),
         };

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kofm_net::Site;
-use kofm_net::api::Submit;
+use kofm_net::api::{Code, State, Submit};
 use kofm_net::client::{Address, Client};
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::edge::{Answered, call, start};
 
@@ -19,7 +21,7 @@ async fn ask(at: SocketAddr, token: &str, method: &str, path: &str, body: &str) 
 
 async fn principal(site: &Site, name: &str, rules: &[&str]) -> String {
     let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
-    site.create_token(name, rules).await.unwrap().token
+    site.create_token(name, rules).await.unwrap().token.unwrap()
 }
 
 #[tokio::test]
@@ -180,4 +182,69 @@ async fn no_site_serves_a_revoked_token() {
             task.await.unwrap();
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_and_a_poll_end_when_their_token_is_revoked() {
+    let (sites, at) = start(2, 1).await;
+    principal(&sites[0], "admin", &["admin:*"]).await;
+    let old = principal(&sites[0], "old", &["read,acquire:*"]).await;
+    let want = r#"{"want":{"gpu":1},"ttl":"10m","id":"held"}"#;
+    assert_eq!(ask(at[0], &old, "POST", "/v1/requests", want).await.status, 200);
+    let want = r#"{"want":{"gpu":1},"id":"waits"}"#;
+    assert_eq!(ask(at[0], &old, "POST", "/v1/requests", want).await.status, 202);
+    let (token, place) = (old.clone(), at[0]);
+    let poll =
+        tokio::spawn(
+            async move { ask(place, &token, "GET", "/v1/requests/waits?wait=1m", "").await },
+        );
+    let mut stream = TcpStream::connect(at[0]).await.unwrap();
+    let head = format!("host: localhost\r\nauthorization: Bearer {old}\r\n");
+    let text = format!("GET /v1/events HTTP/1.1\r\n{head}\r\n");
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+    while !seen.windows(4).any(|it| it == b"id: ") {
+        let count = stream.read(&mut buffer).await.unwrap();
+        assert!(count > 0, "{}", String::from_utf8_lossy(&seen));
+        seen.extend_from_slice(&buffer[..count]);
+    }
+    sites[1].revoke_token("old").await.unwrap();
+    // Something happens that the client might have seen, and both calls end without it.
+    sites[1].cancel("waits").await.unwrap();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).await.unwrap();
+    assert!(!rest.contains("event: cancelled"), "{rest}");
+    let answer = poll.await.unwrap();
+    assert_eq!(answer.status, 401, "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_principal_cannot_fill_a_site() {
+    let (sites, _) = start(1, 1).await;
+    let long = "x".repeat(1000);
+    let spec = |name: &str, id: String| Submit {
+        want: [("gpu".to_owned(), 1)].into(),
+        id: Some(id),
+        owner: Some(long.clone()),
+        reason: Some(long.clone()),
+        principal: Some(name.to_owned()),
+        ..Submit::default()
+    };
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..16_000 {
+        let (site, spec) = (sites[0].clone(), spec("greedy", format!("{number}")));
+        tasks.spawn(async move { site.submit(spec).await.map_err(|error| error.error) });
+    }
+    let ends = tasks.join_all().await;
+    let good: Vec<_> = ends.iter().filter_map(|it| it.as_ref().ok()).collect();
+    let refused = ends.iter().filter(|it| matches!(it, Err(Code::TooMany))).count();
+    assert_eq!(good.len() + refused, 16_000);
+    assert!(refused > 0 && good.len() > 5_000, "{} of 16,000 are in", good.len());
+    // Another one is served, and so is the first when some of its requests have ended.
+    assert_eq!(sites[0].submit(spec("modest", "m".into())).await.unwrap().state, State::Queued);
+    let more = sites[0].submit(spec("greedy", "more".into())).await.unwrap_err();
+    assert!(more.message.contains("principal `greedy`"), "{}", more.message);
+    let waits = good.iter().find(|it| it.state == State::Queued).unwrap();
+    sites[0].cancel(&waits.id).await.unwrap();
+    assert!(sites[0].submit(spec("greedy", "more".into())).await.is_ok());
 }
