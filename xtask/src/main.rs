@@ -1,6 +1,7 @@
 //! Tasks of the project; `cargo xtask` lists them.
 
 mod chaos;
+mod deny;
 mod package;
 #[cfg(test)]
 mod prose;
@@ -15,8 +16,10 @@ const HELP: &str = "\
 cargo xtask reference     mean messages and waits beside the reference for Raynal 1990, cell by cell
 cargo xtask chaos         real sites in network namespaces, killed, stopped and cut off
 cargo xtask fuzz ROUNDS   wrong calls and frames, many more than the tests try
+cargo xtask fuzz decoders ROUNDS   wrong bytes for each decoder
 cargo xtask wheel         wheels of the Python client and of the binary, in target/packages
 cargo xtask package KIND  deb or tarball, in target/packages
+cargo xtask deny          licences, bans and sources of all crates; advisories, by cargo-deny
 cargo xtask sbom          every crate that is built into kofm, as CycloneDX JSON";
 
 fn main() -> ExitCode {
@@ -28,6 +31,12 @@ fn main() -> ExitCode {
             let args = ["test", "--release", "-p", "kofm-net", "--test", "fuzz"];
             run(Command::new("cargo").args(args).env("KOFM_FUZZ", rounds))
         }
+        ["fuzz", "decoders", rounds] if rounds.parse::<u64>().is_ok() => {
+            let args = ["test", "--release", "-p", "kofm-net", "--lib", "decoders", "--"];
+            let shown = ["--nocapture"];
+            run(Command::new("cargo").args(args).args(shown).env("KOFM_DECODERS", rounds))
+        }
+        ["deny"] => deny::run(),
         ["sbom"] => sbom::run(),
         ["wheel"] => package::wheel(),
         ["package", kind @ ("deb" | "tarball")] => package::package(kind),

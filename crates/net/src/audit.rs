@@ -83,6 +83,12 @@ fn read(line: &str, before: Option<(u64, &str)>) -> Result<(AuditEntry, String),
     Ok((entry, hash.to_owned()))
 }
 
+/// Whether a line can be an entry.
+#[cfg(test)]
+pub(crate) fn is_entry(line: &str) -> bool {
+    read(line, Some((0, START))).is_ok()
+}
+
 impl Audit {
     /// Goes on with the log in a directory, if there is one.
     pub(crate) fn open(dir: Option<&Path>, site: &str) -> io::Result<Self> {
