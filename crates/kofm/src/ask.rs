@@ -27,6 +27,12 @@ pub(crate) struct Server {
     /// Certificate of the authority of https addresses, PEM
     #[arg(long, env = "KOFM_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// Certificate that this client shows to https addresses, PEM; it needs --key
+    #[arg(long, env = "KOFM_CERT", value_name = "FILE")]
+    cert: Option<PathBuf>,
+    /// Key of --cert, PEM
+    #[arg(long, env = "KOFM_KEY", value_name = "FILE")]
+    key: Option<PathBuf>,
 }
 
 const DEFAULT: &str = "http://127.0.0.1:7600";
@@ -52,9 +58,19 @@ impl Server {
 
     fn trust(&self) -> Result<Option<Trust>, Exit> {
         // A variable that is empty is as good as none.
-        let file = self.ca.as_ref().filter(|it| !it.as_os_str().is_empty());
-        let trust = file.map(|it| Trust::read(it)).transpose();
-        trust.map_err(|text| Exit::new(USAGE, format!("--ca or KOFM_CA: {text}")))
+        let given = |it: &Option<PathBuf>| it.clone().filter(|it| !it.as_os_str().is_empty());
+        let wrong = |text: String| Exit::new(USAGE, text);
+        let Some(ca) = given(&self.ca) else { return Ok(None) };
+        let (cert, key) = (given(&self.cert), given(&self.key));
+        let own = match (&cert, &key) {
+            (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
+            (None, None) => None,
+            (Some(_), None) => return Err(wrong("--cert needs --key, or KOFM_KEY".to_owned())),
+            (None, Some(_)) => return Err(wrong("--key needs --cert, or KOFM_CERT".to_owned())),
+        };
+        let flags = if own.is_some() { "--ca, --cert or --key" } else { "--ca or KOFM_CA" };
+        let trust = Trust::read_with(&ca, own);
+        trust.map(Some).map_err(|text| wrong(format!("{flags}: {text}")))
     }
 
     /// A client of the first address that shows another token.

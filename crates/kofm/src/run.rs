@@ -186,6 +186,7 @@ pub(crate) fn told(
     let mut env = vec![
         ("KOFM_HELD".to_owned(), "true".to_owned()),
         ("KOFM_LEASE".to_owned(), lease.to_owned()),
+        ("KOFM_TOKEN".to_owned(), kofm_net::lease_token(lease)),
         ("KOFM_FENCE".to_owned(), fence.to_string()),
     ];
     for (pool, units) in units {
@@ -217,8 +218,11 @@ pub(crate) async fn start_guard(
     command.arg("--").args(words);
     // A group of its own: a terminal's Ctrl-Z must not stop the guard.
     command.process_group(0).stdin(Stdio::inherit());
-    // The command gets its units, not the rights of its caller.
-    command.env_remove("KOFM_TOKEN");
+    // The command gets its units, and not the rights of its caller. `told` adds a token for its
+    // lease.
+    for credential in ["KOFM_TOKEN", "KOFM_CERT", "KOFM_KEY"] {
+        command.env_remove(credential);
+    }
     command.envs(env.iter().map(|it| (&it.0, &it.1)));
     let child = command.spawn()?;
     let limit = Duration::from_secs(10);

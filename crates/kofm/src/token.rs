@@ -1,5 +1,6 @@
 //! `kofm token`, `kofm allow` and `kofm rules`: principals and their rights.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ask::Server;
-use crate::exit::Exit;
+use crate::exit::{Exit, USAGE};
 use crate::keyring;
 use crate::output::{say, say_line, tell};
 use crate::tables::{print_json, show_ms, table};
@@ -31,13 +32,16 @@ Examples:
   kofm token create admin --allow 'admin:*'
   kofm token create ci --allow 'read:*' --allow 'acquire:gpu-*'
   KOFM_TOKEN=$(kofm token create bob --allow 'read,acquire:*') kofm status
+  kofm token create alice --user alice --allow 'acquire:*'  # over a Unix socket
+  kofm token create build --certificate build.pem --allow 'acquire:*'
+  kofm token create nodes --network 10.0.0.0/8 --allow acquire:reboot
   kofm token ls
   kofm token revoke ci   # no site accepts it when the command returns";
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub(crate) enum Token {
-    /// Create a principal and print its token, once
+    /// Create a principal; print its token, once
     Create(Create),
     /// List the principals
     Ls(Ls),
@@ -53,9 +57,18 @@ pub(crate) struct Create {
     /// Rule; may be repeated
     #[arg(long, value_name = "VERBS:PATTERN")]
     allow: Vec<String>,
+    /// User, by name or number, of a Unix socket of a site; instead of a token
+    #[arg(long, group = "credential")]
+    user: Option<String>,
+    /// Client certificate, PEM, that https clients show; instead of a token
+    #[arg(long, group = "credential", value_name = "FILE")]
+    certificate: Option<PathBuf>,
+    /// Network of FleetLock nodes, as 10.0.0.0/8; instead of a token
+    #[arg(long, group = "credential", value_name = "ADDRESS/BITS")]
+    network: Option<String>,
     #[command(flatten)]
     server: Server,
-    /// Print JSON: {"name","token","rules"}
+    /// Print JSON: {"name","token","credential","rules"}
     #[arg(long)]
     json: bool,
 }
@@ -142,28 +155,67 @@ fn check(rules: &[String]) -> Result<Vec<Rule>, Exit> {
     rules.collect::<Result<_, _>>().map_err(Exit::usage)
 }
 
-async fn create(client: &Client, name: &str, rules: &[String]) -> Result<MadeToken, Exit> {
-    let body = CreateToken { name: name.to_owned(), rules: rules.to_vec() };
-    Ok(client.call(Method::POST, "/v1/tokens", Some(&body), CHANGE).await?)
+async fn create(client: &Client, spec: &CreateToken) -> Result<MadeToken, Exit> {
+    Ok(client.call(Method::POST, "/v1/tokens", Some(spec), CHANGE).await?)
+}
+
+/// The number of a user of this machine.
+fn uid(user: &str) -> Result<u32, Exit> {
+    if let Ok(uid) = user.parse() {
+        return Ok(uid);
+    }
+    let lines = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(user)).then(|| fields.nth(1)?.parse().ok())?
+    };
+    lines.lines().find_map(number).ok_or_else(|| {
+        let text = format!(
+            "--user: `{user}` is not in /etc/passwd; give the user's number, as `id -u {user}` \
+             prints it"
+        );
+        Exit::new(USAGE, text)
+    })
 }
 
 impl Create {
+    fn spec(&self) -> Result<CreateToken, Exit> {
+        let read = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path);
+            let wrong = |error| format!("--certificate: {}: {error}", path.display());
+            text.map_err(|error| Exit::new(USAGE, wrong(error)))
+        };
+        Ok(CreateToken {
+            name: self.name.clone(),
+            rules: self.allow.clone(),
+            user: self.user.as_deref().map(uid).transpose()?,
+            certificate: self.certificate.as_ref().map(read).transpose()?,
+            network: self.network.clone(),
+        })
+    }
+
     fn run(self) -> Result<(), Exit> {
-        let rules = check(&self.allow)?;
+        let (rules, spec) = (check(&self.allow)?, self.spec()?);
         let admin = |rule: &Rule| rule.allows(kofm_net::Verb::Admin, "*") && rule.pattern == "*";
         let (made, kept) = self.server.with(async |client| {
             // A client without a token is answered as long as there is no principal.
             let open = self.server.client_with(None)?;
-            let first = open.get::<Vec<TokenView>>("/v1/tokens").await.is_ok();
+            let list = open.get::<Vec<TokenView>>("/v1/tokens").await;
+            let first = list.is_ok_and(|it| it.is_empty());
             if !first || rules.iter().any(admin) {
-                let made = create(&client, &self.name, &self.allow).await?;
-                let own = first.then(|| made.token.clone());
+                let made = create(&client, &spec).await?;
+                let own = made.token.clone().filter(|_| first);
                 return Ok((made, own));
             }
             // Without an administrator no client could change anything any more.
-            let root = create(&client, FIRST, &["admin:*".to_owned()]).await?;
-            let client = self.server.client_with(Some(&root.token))?;
-            Ok((create(&client, &self.name, &self.allow).await?, Some(root.token)))
+            let root = CreateToken {
+                name: FIRST.to_owned(),
+                rules: vec!["admin:*".to_owned()],
+                ..CreateToken::default()
+            };
+            let root = create(&client, &root).await?;
+            let client = self.server.client_with(root.token.as_deref())?;
+            Ok((create(&client, &spec).await?, root.token))
         })?;
         if let Some(token) = kept {
             tell("kofm: every client of this cluster needs a token from now on");
@@ -187,7 +239,10 @@ impl Create {
             let name = &made.name;
             tell(&format!("kofm: {name} has no rights yet; `kofm allow {name} VERBS:PATTERN`"));
         }
-        say_line(&made.token);
+        match &made.token {
+            Some(token) => say_line(token),
+            None => tell(&format!("{}: {}", made.name, made.credential)),
+        }
         Ok(())
     }
 }
@@ -199,9 +254,10 @@ impl Ls {
         if self.json {
             return print_json(&list);
         }
-        let rows =
-            list.iter().map(|it| vec![it.name.clone(), show_ms(it.age_ms), it.rules.join("  ")]);
-        say(&table(&["PRINCIPAL", "AGE", "RULES"], rows));
+        let rows = list.iter().map(|it| {
+            vec![it.name.clone(), it.credential.clone(), show_ms(it.age_ms), it.rules.join("  ")]
+        });
+        say(&table(&["PRINCIPAL", "CREDENTIAL", "AGE", "RULES"], rows));
         Ok(())
     }
 }

@@ -8,6 +8,8 @@ mod bench;
 mod browser;
 mod console;
 mod counts;
+mod credentials;
+mod crowded;
 mod described;
 mod disk;
 mod docs;
