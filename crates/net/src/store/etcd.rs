@@ -106,9 +106,11 @@ impl Etcd {
         }
         let body = json!({"name": name, "password": password}).to_string();
         let (status, answer) = self.call(client, "/v3/auth/authenticate", body.into()).await?;
-        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        // Refusals of the gateway itself are not JSON.
+        let text = String::from_utf8_lossy(&answer);
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
         let Some(token) = answer["token"].as_str().filter(|_| status.is_success()) else {
-            let why = answer["message"].as_str().unwrap_or("no token");
+            let why = answer["message"].as_str().unwrap_or_else(|| text.trim());
             return Err(format!(
                 "etcd: it refuses user `{name}` ({status}: {why}); check user and password_file \
                  of [etcd_auth]"
@@ -367,6 +369,17 @@ mod tests {
             std::fs::write(dir.join(format!("{name}.pem")), issued).unwrap();
             std::fs::write(dir.join(format!("{name}.key")), made.key).unwrap();
         }
+        // Once it has users, etcd refuses certificates with a common name at its gateway.
+        let ca = std::fs::read_to_string(dir.join("ca.pem")).unwrap();
+        let issuer = rcgen::KeyPair::from_pem(&pair.key).unwrap();
+        let issuer = rcgen::Issuer::from_ca_cert_pem(&ca, issuer).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let nameless = params.signed_by(&key, &issuer).unwrap();
+        std::fs::write(dir.join("nameless.pem"), nameless.pem()).unwrap();
+        std::fs::write(dir.join("nameless.key"), key.serialize_pem()).unwrap();
     }
 
     #[tokio::test]
@@ -411,11 +424,12 @@ mod tests {
         let with = |password: &str| {
             std::fs::write(path("password"), format!("{password}\n")).unwrap();
             let user = Some(("kofm".to_owned(), path("password")));
-            Etcd::new("lab", &endpoints, &EtcdAuth { user, ..tls.clone() }, patience).unwrap()
+            let own = Some((path("nameless.pem"), path("nameless.key")));
+            Etcd::new("lab", &endpoints, &EtcdAuth { user, own, ..tls.clone() }, patience).unwrap()
         };
         let wrong = with("wrong").beat(Arc::default(), pulse("a", 2), true).await;
         let Err(StoreError::Unreachable(text)) = wrong else { panic!("{wrong:?}") };
-        assert!(text.contains("check user and password_file"), "{text}");
+        assert!(text.contains("invalid user ID or password); check user"), "{text}");
         let store = with("secret");
         let beat = store.beat(Arc::default(), pulse("a", 2), true).await;
         assert_eq!(beat, Ok(Beat::Steady(vec![pulse("a", 2)])));
