@@ -12,7 +12,9 @@ pub(crate) fn run() -> ExitCode {
     match faults() {
         Ok(faults) if faults.is_empty() => println!("deny: licences, bans and sources ok"),
         Ok(faults) => {
-            faults.iter().for_each(|fault| eprintln!("deny: {fault}"));
+            for fault in faults {
+                eprintln!("deny: {fault}");
+            }
             return ExitCode::FAILURE;
         }
         Err(text) => {
@@ -45,8 +47,8 @@ fn faults() -> Result<Vec<String>, String> {
     let rules: Table = rules.parse().map_err(|error| format!("deny.toml: {error}"))?;
     let allowed = strings(&rules, "licenses", "allow");
     let banned = strings(&rules, "bans", "deny");
-    let targets = rules["graph"]["targets"].as_array().into_iter().flatten();
-    let target = targets.filter_map(toml::Value::as_str).next().unwrap_or_default();
+    let mut targets = rules["graph"]["targets"].as_array().into_iter().flatten();
+    let target = targets.find_map(toml::Value::as_str).unwrap_or_default();
     let args = ["metadata", "--format-version", "1", "--locked", "--filter-platform", target];
     let output = Command::new("cargo").args(args).current_dir(root).output();
     let output = output.map_err(|error| format!("cargo metadata: {error}"))?;
@@ -166,7 +168,12 @@ mod tests {
 
     #[test]
     fn a_crate_that_breaks_a_rule_is_named() {
-        let package = |name: &str, license: &str, source: Option<&str>| json!({"name": name, "version": "1.0.0", "license": license, "source": source});
+        let package = |name: &str, license: &str, source: Option<&str>| {
+            let mut package = json!({"name": name, "version": "1.0.0"});
+            package["license"] = license.into();
+            package["source"] = source.into();
+            package
+        };
         let main = Some("registry+https://example.org");
         let packages = [
             package("kofm", "MIT", None),

@@ -32,7 +32,7 @@ pub struct MadeToken {
     /// The secret that it shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// What it shows: `token`, or a user, certificate or network.
+    /// Its credential: `token`, or a user, certificate or network.
     pub credential: String,
     /// Its rules.
     pub rules: Vec<String>,
@@ -54,7 +54,7 @@ pub struct Principal {
 pub struct TokenView {
     /// Its name.
     pub name: String,
-    /// What it shows: `token`, or a user, certificate or network.
+    /// Its credential: `token`, or a user, certificate or network.
     pub credential: String,
     /// Its rules.
     pub rules: Vec<String>,

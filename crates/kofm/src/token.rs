@@ -63,7 +63,7 @@ pub(crate) struct Create {
     /// Client certificate, PEM, that https clients show; instead of a token
     #[arg(long, group = "credential", value_name = "FILE")]
     certificate: Option<PathBuf>,
-    /// Network of FleetLock nodes, as 10.0.0.0/8; instead of a token
+    /// Network of nodes that ask for reboot slots, as 10.0.0.0/8; instead of a token
     #[arg(long, group = "credential", value_name = "ADDRESS/BITS")]
     network: Option<String>,
     #[command(flatten)]

@@ -51,9 +51,10 @@ impl Rng {
 
     fn byte(&mut self) -> u8 {
         let often = [0, 1, 0x7f, 0x80, 0xff, b'"', b':', b'{'];
-        match self.below(4) {
-            0 => often[self.below(often.len())],
-            _ => self.next().to_le_bytes()[0],
+        if self.below(4) == 0 {
+            often[self.below(often.len())]
+        } else {
+            self.next().to_le_bytes()[0]
         }
     }
 }
@@ -78,7 +79,7 @@ fn bend(seeds: &[Vec<u8>], rng: &mut Rng, bytes: &mut Vec<u8>) {
                 // The largest varint, and one that is too long.
                 let large = [0xff; 11];
                 let end = bytes.len().min(place + 1);
-                bytes.splice(place..end, large[..1 + rng.below(11)].iter().copied());
+                bytes.splice(place..end, large[..=rng.below(11)].iter().copied());
             }
             _ => {
                 let other = &seeds[rng.below(seeds.len())];
@@ -112,7 +113,7 @@ struct Target {
     seeds: Vec<Vec<u8>>,
     /// Whether the bytes were a value.
     decode: fn(&[u8]) -> bool,
-    /// It is slow: it gets one round of so many.
+    /// One round out of this number is run, because it is slow.
     every: u64,
 }
 
@@ -186,7 +187,7 @@ fn targets() -> Vec<Target> {
         packed(&ask(Question::Learn { decree: learnt.clone() })),
     ];
     let full = epoch::Record::first([(SiteId(0), 1), (SiteId(1), 2)].into(), Plan::default());
-    let changes: Vec<Message<Plan>> = vec![
+    let changes: [Message<Plan>; 3] = [
         Message::Freeze { epoch: 3 },
         Message::Join(Report::empty(2)),
         Message::Commit(full.into()),

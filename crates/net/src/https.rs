@@ -46,7 +46,17 @@ enum Source {
     /// From the operator, who replaces the files.
     Files(HttpsConfig),
     /// From the authority of the cluster, of which this site has the key.
-    Authority { ca: PathBuf, ca_key: PathBuf, name: String, hosts: Vec<String>, lifetime: Duration },
+    Authority(Box<Issuing>),
+}
+
+/// How a site makes certificates.
+#[derive(Debug)]
+struct Issuing {
+    ca: PathBuf,
+    ca_key: PathBuf,
+    name: String,
+    hosts: Vec<String>,
+    lifetime: Duration,
 }
 
 /// How often the files of an operator are read again.
@@ -80,7 +90,8 @@ fn load(source: &Source) -> Result<Loaded, String> {
             let key = key.map_err(|error| at(&files.key)(error.to_string()))?;
             loaded(chain, &key).map_err(|error| at(&files.cert)(error.to_string()))
         }
-        Source::Authority { ca, ca_key, name, hosts, lifetime } => {
+        Source::Authority(it) => {
+            let Issuing { ca, ca_key, name, hosts, lifetime } = &**it;
             let read = |path: &Path| {
                 let text = std::fs::read_to_string(path);
                 text.map_err(|error| at(path)(error.to_string()))
@@ -179,13 +190,15 @@ impl Https {
     pub fn of(config: &Config) -> Result<Option<Arc<Self>>, String> {
         let source = match (&config.https, &config.tls) {
             (Some(files), _) => Source::Files(files.clone()),
-            (None, Some(TlsConfig { ca, ca_key: Some(ca_key), .. })) => Source::Authority {
-                ca: ca.clone(),
-                ca_key: ca_key.clone(),
-                name: format!("{} of kofm cluster {}", config.site, config.cluster),
-                hosts: hosts(config),
-                lifetime: config.certificate_lifetime,
-            },
+            (None, Some(TlsConfig { ca, ca_key: Some(ca_key), .. })) => {
+                Source::Authority(Box::new(Issuing {
+                    ca: ca.clone(),
+                    ca_key: ca_key.clone(),
+                    name: format!("{} of kofm cluster {}", config.site, config.cluster),
+                    hosts: hosts(config),
+                    lifetime: config.certificate_lifetime,
+                }))
+            }
             (None, Some(TlsConfig { cert, key, .. })) => {
                 Source::Files(HttpsConfig { cert: cert.clone(), key: key.clone() })
             }
@@ -200,7 +213,7 @@ impl Https {
     pub async fn keep_fresh(self: Arc<Self>) {
         let pause = match &self.source {
             Source::Files(_) => READ_AGAIN,
-            Source::Authority { lifetime, .. } => *lifetime / 2,
+            Source::Authority(it) => it.lifetime / 2,
         };
         self.renew_every(pause).await;
     }
@@ -225,8 +238,9 @@ impl Https {
         }
     }
 
-    /// Reads the files again, or makes a new certificate, and returns true if the certificate has changed. New connections get
-    /// the new one, open connections go on. After an error the old certificate stays.
+    /// Reads the files again, or makes a new certificate, and returns true if it has changed. New
+    /// connections get the new one, open connections go on. After an error the old certificate
+    /// stays.
     pub fn reload(&self) -> Result<bool, String> {
         let fresh = load(&self.source)?;
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);

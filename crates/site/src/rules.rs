@@ -4,7 +4,7 @@
 //! force at all sites when its command returns.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 use std::str::FromStr;
 
@@ -157,7 +157,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern[p..].iter().all(|&byte| byte == b'*')
 }
 
-/// What a client shows to be a principal.
+/// The proof that a client is a principal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Credential {
     /// A token of 256 random bits, by its SHA-256. The token itself is shown once and not kept.
@@ -255,7 +255,11 @@ pub type Principals = BTreeMap<String, Principal>;
 
 /// Bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // A string takes everything.
+        write!(text, "{byte:02x}").ok();
+        text
+    })
 }
 
 /// A token of 256 random bits, for one principal.
@@ -290,7 +294,10 @@ pub fn find<'a>(all: &'a Principals, shown: &Credential) -> Option<(&'a str, &'a
 pub fn find_network(all: &Principals, address: IpAddr) -> Option<(&str, &Principal)> {
     let bits = |it: &Principal| match &it.credential {
         Credential::Network(network) if network.contains(address) => Some(network.bits),
-        _ => None,
+        Credential::Network(_)
+        | Credential::Token(_)
+        | Credential::Certificate(_)
+        | Credential::User(_) => None,
     };
     let found = all.iter().filter_map(|(name, it)| Some((bits(it)?, name.as_str(), it)));
     found.max_by_key(|it| it.0).map(|(_, name, it)| (name, it))

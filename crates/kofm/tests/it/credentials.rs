@@ -127,7 +127,7 @@ fn the_command_of_run_has_a_token_for_its_lease_only() {
     }
 }
 
-/// What a site answers to the `FleetLock` protocol.
+/// The answer of a site to a call of the `FleetLock` protocol.
 fn fleet(http: &str, path: &str, group: &str) -> String {
     let body = format!("{{\"client_params\":{{\"id\":\"n1\",\"group\":\"{group}\"}}}}");
     let mut stream = TcpStream::connect(http.trim_start_matches("http://")).unwrap();

@@ -425,7 +425,7 @@ mod tests {
             std::fs::write(path("password"), format!("{password}\n")).unwrap();
             let user = Some(("kofm".to_owned(), path("password")));
             let own = Some((path("nameless.pem"), path("nameless.key")));
-            Etcd::new("lab", &endpoints, &EtcdAuth { user, own, ..tls.clone() }, patience).unwrap()
+            Etcd::new("lab", &endpoints, &EtcdAuth { own, user, ..tls.clone() }, patience).unwrap()
         };
         let wrong = with("wrong").beat(Arc::default(), pulse("a", 2), true).await;
         let Err(StoreError::Unreachable(text)) = wrong else { panic!("{wrong:?}") };

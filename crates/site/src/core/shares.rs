@@ -10,7 +10,7 @@ use crate::api::{self, Code, Submit, Want};
 
 /// Bytes of the requests of one principal that wait or are granted.
 const MAX_BYTES: usize = 32 << 20;
-/// What a request takes beside its own fields: places in tables and queues.
+/// Bytes of a request beside its own fields: places in tables and queues.
 const TABLES: usize = 256;
 
 /// Bytes by principal. Requests without one are not counted: their number is bounded.
