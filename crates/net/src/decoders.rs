@@ -123,7 +123,7 @@ fn frame(bytes: &[u8]) -> bool {
     let kind = bytes.first().copied().unwrap_or(0);
     let body = bytes.get(1..).unwrap_or_default();
     buffer.extend_from_slice(b"kofm");
-    buffer.extend_from_slice(&[crate::wire::VERSION, kind, 0, 0]);
+    buffer.extend_from_slice(&[crate::wire::OLDEST, kind, 0, 0]);
     buffer.extend_from_slice(&u32::try_from(body.len()).unwrap().to_le_bytes());
     let mut sum = crc32fast::Hasher::new();
     sum.update(&buffer);
