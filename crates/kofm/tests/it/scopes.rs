@@ -199,7 +199,7 @@ fn releases_that_share_a_version_of_the_wire_share_a_cluster() {
     let id = lease_of(&held)["id"].as_str().unwrap().to_owned();
     for site in 0..3 {
         cluster.kill(site);
-        cluster.restart_by(site, speaks("5..6"));
+        cluster.restart_by(site, speaks("6..7"));
         for other in 0..3 {
             cluster.members(other, 3);
         }
@@ -209,13 +209,13 @@ fn releases_that_share_a_version_of_the_wire_share_a_cluster() {
     }
     // One that is two releases ahead speaks no version of the first.
     cluster.kill(0);
-    cluster.restart_by(0, speaks("5..5"));
+    cluster.restart_by(0, speaks("6..6"));
     cluster.members(1, 3);
     cluster.kill(2);
-    cluster.restart_by(2, speaks("6..7"));
+    cluster.restart_by(2, speaks("7..8"));
     until("the older one says why", || {
         let text = cluster.json(0, &["members", "--json"]).to_string();
-        text.contains("site s2 speaks wire version 6 to 7, and s0 5: upgrade s0")
+        text.contains("site s2 speaks wire version 7 to 8, and s0 6: upgrade s0")
     });
     assert!(cluster.run(1, &["release", &id]).status.success());
 }

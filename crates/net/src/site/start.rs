@@ -269,7 +269,7 @@ impl Site {
 }
 
 /// An environment variable with which tests let a site speak the versions of another release:
-/// `5..6`. It is read only where faults are allowed, too.
+/// `6..7`. It is read only where faults are allowed, too.
 const TEST_WIRE: &str = "KOFM_TEST_WIRE";
 
 fn versions(given: Option<&str>) -> Versions {
