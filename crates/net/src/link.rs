@@ -40,8 +40,8 @@ pub(crate) use kofm_site::links::{Event, LinkInfo, Links, Payload};
 
 /// How long an acknowledgement may wait for a message to travel with.
 const ACK_DELAY: Duration = Duration::from_millis(20);
-/// Links of a site that each carry five signs of life per site lease and direction; with more of
-/// them each carries less.
+/// Links of a site that each carry five signs of life per site lease and direction. With n times
+/// as many each carries one n-th of that.
 const FEW_LINKS: usize = 8;
 const GREETING: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
