@@ -142,7 +142,9 @@ fn the_console_shows_units_queue_and_timeline_and_acts_after_a_confirmation() {
     };
     assert!(named("grid", "History") && named("searchbox", "Filter"), "{tree}");
     assert!(named("navigation", "Lists") && named("button", "Keys"), "{tree}");
-    assert_eq!(browser.faults, Vec::<String>::new());
+    // The browser notes the refused drain.
+    let faults: Vec<_> = browser.faults.iter().filter(|it| !it.contains("s0/drain")).collect();
+    assert!(faults.is_empty(), "{faults:?}");
 }
 
 #[test]
