@@ -158,7 +158,6 @@ impl Core {
         let told = Told { epoch: self.epoch(), all, list, over };
         let message = postcard::to_stdvec(&told).unwrap_or_default();
         for to in self.copyists() {
-            self.metrics.copy_messages += 1;
             self.send(to, &Payload::Waits { message: message.clone() });
         }
     }
