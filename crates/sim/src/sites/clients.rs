@@ -302,6 +302,7 @@ impl World {
         };
         let ttl = Duration::from_millis(300 + self.below(longest));
         let wait = (self.below(4) == 0).then(|| Duration::from_millis(800));
+        let site = self.taken_at(number, site, &want);
         let spec = Submit { want, ttl: Some(ttl), wait, ..Submit::default() };
         self.clients[number].requests += 1;
         let call = Call::Submit { spec, fresh: true, hold: Hold::Lease, patience: None };
@@ -311,6 +312,23 @@ impl World {
             self.at(delay, Step::Client(number));
         }
         debug_assert!(time <= self.time, "time does not go back");
+    }
+
+    /// The site that takes a request: the one that is asked, or if that one does not share the
+    /// pools, one that does. A client that knows one site only is refused there.
+    fn taken_at(&mut self, client: usize, asked: usize, want: &api::Want) -> usize {
+        let pools = &self.case.pools;
+        let shares = |site: &usize| {
+            let name = format!("s{site}");
+            want.keys().all(|pool| pools.get(pool).is_some_and(|it| it.scope.has(&name, "")))
+        };
+        let sites: Vec<usize> = (0..self.case.sites).filter(shares).collect();
+        let home = self.clients[client].home.is_some();
+        if home || sites.is_empty() || sites.contains(&asked) {
+            return asked;
+        }
+        let place = self.below(sites.len() as u64);
+        sites[usize::try_from(place).unwrap_or(0)]
     }
 
     /// A holder renews or releases.

@@ -55,13 +55,12 @@ fn whole_sites_keep_their_promises_under_faults() {
     assert!(left > 0 && moved > 0, "sites left, and requests went on elsewhere");
 }
 
-/// Sites outside of a pool refuse requests for it: clients go to another one. At the end each site
-/// that shares a pool is granted all its units.
+/// A request for a pool goes to a site that shares it. A client that knows no such site is refused.
+/// At the end each site that shares a pool is granted all its units.
 #[test]
-#[ignore = "sites refuse clients that crash, which then leave a hundred requests each: see docs"]
 fn pools_of_some_sites_keep_their_promises_under_faults() {
     let mut grants = 0;
-    for seed in seeds().take(60) {
+    for seed in seeds().take(40) {
         let sites = 3 + usize::try_from(seed % 3).unwrap_or(0);
         let mut case = Case { sites, ..case(seed) };
         let scope = |sites: &[&str]| Scope {
