@@ -161,10 +161,7 @@ fn wrong_usage_is_explained_and_exits_with_64() {
         ("check --protocol permission --sites 3 --units 2 --k 9".to_owned(), "1 <= A <= B"),
         ("check --protocol permission --sites 100 --units 2".to_owned(), "at most 64"),
         ("check --protocol permission --sites 3 --units 2 --rounds 0".to_owned(), "1..="),
-        (
-            "check --protocol permission-lazy-as-printed --sites 2 --units 2,1".to_owned(),
-            "one pool",
-        ),
+        ("check --protocol quorum-as-printed --sites 2 --units 2,1".to_owned(), "one pool"),
         (format!("replay {graph_name}"), "No such file"),
         ("quorums --sites 10 --units 2 --crashes 9".to_owned(), "the most is 3"),
         ("nonsense".to_owned(), "unrecognized"),

@@ -238,6 +238,7 @@ fn every_mistake_in_a_file_is_named() {
     for key in ["fixed_gangs", "rota"] {
         let text = format!(
             "cluster = \"lab\"\nsite = \"a\"\nhttp = \"127.0.0.1:7600\"\nstate_dir = \"state\"\n\
+             [pools]\ngpu = 1\n\
              [members]\na = \"127.0.0.1:7700\"\nb = \"127.0.0.1:7701\"\n\
              [{key}.needs]\na = [\"bench\"]\n[{key}.gangs]\nmorning = [\"a\", \"b\"]\n"
         );
