@@ -12,11 +12,17 @@ use crate::exit::Exit;
 use crate::output::{say, tell};
 use crate::progress::grouped;
 
+const EXAMPLES: &str = "\
+Examples:
+  kofm replay run.jsonl
+  kofm replay verdict.json --quiet";
+
 /// Every step is taken again by the protocol's own code; the first one whose effects are not
 /// those in the file ends the replay with exit code 1. The trace of a run without end has the way
 /// in and one turn of the loop: the replay fails if the loop does not lead back to where it began,
 /// if it leaves out what can always happen, or if no claim waits all the time.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// A trace, as written by `kofm sim --trace` or `kofm check --trace`; or the output of
     /// `kofm check --json`, with all traces in it

@@ -379,23 +379,23 @@ mod tests {
         let refuse = Refuse { code: RefuseCode::Reset, text: "no".into() };
         vec![
             (
-                "6b6f666d050100001a0000007b272b320505036c616200020161ac0209943c00\
+                "6b6f666d060100001a00000021d4ad5f0505036c616200020161ac0209943c00\
                  05888e98a8c0e0808101",
                 Frame::Hello(hello),
             ),
-            ("6b6f666d05020000000000001e61934f", Frame::Welcome),
-            ("6b6f666d0503000004000000254b1e1603026e6f", Frame::Refuse(refuse)),
+            ("6b6f666d0602000000000000fd661cc1", Frame::Welcome),
+            ("6b6f666d0603000004000000d599806103026e6f", Frame::Refuse(refuse)),
             (
-                "6b6f666d05040000050000001bc387700780016869",
+                "6b6f666d0604000005000000d5af4dcd0780016869",
                 Frame::Data { seq: 7, ack: 128, payload: Bytes::from_static(b"hi") },
             ),
-            ("6b6f666d050500000100000082d93b6609", Frame::Ack { ack: 9 }),
-            ("6b6f666d05060000000000000d45dcbb", Frame::Bye),
+            ("6b6f666d060500000100000047e5b65f09", Frame::Ack { ack: 9 }),
+            ("6b6f666d0606000000000000ee425335", Frame::Bye),
             (
-                "6b6f666d050700000d000000cc72effa036c616201620161ac0209943c",
+                "6b6f666d060700000d0000002ff0f181036c616201620161ac0209943c",
                 Frame::Call(Call { cluster: "lab".into(), to: "b".into(), who: who() }),
             ),
-            ("6b6f666d0508000002000000bb2081ee6869", Frame::Note(Bytes::from_static(b"hi"))),
+            ("6b6f666d0608000002000000b89bb6056869", Frame::Note(Bytes::from_static(b"hi"))),
         ]
     }
 

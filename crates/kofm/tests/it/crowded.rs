@@ -47,13 +47,21 @@ fn idle_connections_make_room_for_clients_and_other_sites() {
     let silent: Vec<TcpStream> = (0..220).map(|_| connect()).collect();
     let mut fast = Vec::new();
     for number in 0..220 {
-        let mut stream = connect();
-        let upgrade = format!("connection: upgrade\r\nupgrade: {}", kofm_net::FAST_UPGRADE);
-        write!(stream, "GET /v1/fast HTTP/1.1\r\nhost: x\r\n{upgrade}\r\n\r\n").unwrap();
-        let mut answer = [0; 12];
-        stream.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 101", "connection {number}");
-        fast.push(stream);
+        // A connection is closed again if the site has none that is idle at that moment.
+        let greet = || {
+            let mut stream = TcpStream::connect(&address).ok()?;
+            stream.set_read_timeout(Some(LONG)).ok()?;
+            let upgrade = format!("connection: upgrade\r\nupgrade: {}", kofm_net::FAST_UPGRADE);
+            write!(stream, "GET /v1/fast HTTP/1.1\r\nhost: x\r\n{upgrade}\r\n\r\n").ok()?;
+            let mut answer = [0; 12];
+            stream.read_exact(&mut answer).ok()?;
+            assert_eq!(&answer, b"HTTP/1.1 101", "connection {number}");
+            Some(stream)
+        };
+        until("a connection is taken", || {
+            fast.extend(greet());
+            fast.len() > number
+        });
     }
     assert!(cluster.run(0, &["status"]).status.success());
     // Another site comes back, which takes new connections.
