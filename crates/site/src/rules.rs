@@ -3,9 +3,9 @@
 //! Principals are part of the cluster's record, as pools are: a change is an epoch, so it is in
 //! force at all sites when its command returns.
 
+use ::core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
-use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
