@@ -38,7 +38,6 @@ impl Core {
     /// # Panics
     ///
     /// If the crate was built without the feature `mutants`.
-    #[cfg_attr(not(feature = "mutants"), expect(clippy::unused_self, reason = "see the feature"))]
     pub fn mutate(&mut self, mutant: Mutant) {
         #[cfg(feature = "mutants")]
         {
