@@ -45,9 +45,9 @@ fn idle_connections_make_room_for_clients_and_other_sites() {
     poll.write_all(request("GET /v1/requests/w?wait=1m", "").as_bytes()).unwrap();
     // Silent ones, and fast connections without a call.
     let silent: Vec<TcpStream> = (0..220).map(|_| connect()).collect();
-    let mut fast = Vec::new();
+    let (mut fast, mut resets) = (Vec::new(), 0);
     for number in 0..220 {
-        // A connection is closed again if the site has none that is idle at that moment.
+        // On a loaded machine the site has reset a new connection; the client tries again.
         let greet = || {
             let mut stream = TcpStream::connect(&address).ok()?;
             stream.set_read_timeout(Some(LONG)).ok()?;
@@ -58,10 +58,11 @@ fn idle_connections_make_room_for_clients_and_other_sites() {
             assert_eq!(&answer, b"HTTP/1.1 101", "connection {number}");
             Some(stream)
         };
-        until("a connection is taken", || {
-            fast.extend(greet());
-            fast.len() > number
-        });
+        fast.extend(greet().or_else(|| {
+            resets += 1;
+            greet()
+        }));
+        assert!(fast.len() > number && resets <= 5, "connection {number}, {resets} resets");
     }
     assert!(cluster.run(0, &["status"]).status.success());
     // Another site comes back, which takes new connections.

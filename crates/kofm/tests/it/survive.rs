@@ -252,11 +252,20 @@ fn queue(cluster: &Cluster, site: usize) -> Vec<String> {
     list.iter().map(|it| it["id"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Of a pool with one unit, at three sites, one of which is killed for good. Not of `roaming`: its
-/// order is that of the directory, which requests at the site of the unit are not told to.
 #[test]
 fn waiters_keep_their_order_when_their_site_is_killed() {
-    for protocol in ["permission", "permission-lazy", "quorum"] {
+    waiters_keep_their_order(&["permission", "permission-lazy", "quorum"]);
+}
+
+#[test]
+#[ignore = "fails: requests at different sites change places; the cause is not known"]
+fn waiters_of_roaming_keep_their_order_when_their_site_is_killed() {
+    waiters_keep_their_order(&["roaming"]);
+}
+
+/// Of a pool with one unit, at three sites, one of which is killed for good.
+fn waiters_keep_their_order(protocols: &[&str]) {
+    for protocol in protocols {
         let pools = format!("[pools]\nslot = {{ units = 1, protocol = \"{protocol}\" }}\n");
         let mut cluster = Cluster::start_as(3, TOP, &pools);
         cluster.members(1, 3);
